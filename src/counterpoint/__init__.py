@@ -1,0 +1,1 @@
+"""Counterpoint, a communication compiler for PyTorch."""

@@ -1,0 +1,72 @@
+"""Refusals as data: the one table of reason codes and the record that carries one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from counterpoint.errors import CounterpointError
+
+
+class Reason(NamedTuple):
+    """What a reason code means, and the smallest change that usually removes it."""
+
+    meaning: str
+    hint: str
+
+
+REASONS: Mapping[str, Reason] = MappingProxyType(
+    {
+        "no-wait": Reason(
+            "the collective is started and never waited for", "wait for the result, or remove the collective"
+        ),
+        "several-waits": Reason(
+            "one tensor of the result is waited for more than once", "wait once and share the waited tensor"
+        ),
+        "partly-waited": Reason(
+            "some tensors of a coalesced result are never waited for", "wait for every tensor of the result"
+        ),
+        "result-escapes": Reason(
+            "the unwaited result is used by something other than its wait", "use the waited tensor instead"
+        ),
+        "no-metadata": Reason(
+            'a node has no meta["val"]', "propagate fake tensors over the graph before handing it in"
+        ),
+        "not-a-collective": Reason("the node does not start a collective", "pass a node that starts one"),
+        "malformed": Reason("the node lacks an argument that its operator needs", "repair the call"),
+        "unknown-operator": Reason(
+            "the operator may communicate and is not in the table of collectives",
+            "add it to counterpoint/ir/ops.py",
+        ),
+        "no-pass": Reason("no pass of the pipeline handles this collective", "add a pass that does"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something was not done. Stable code, the node in the way, and what would let it succeed."""
+
+    code: str
+    """Key into `REASONS`; stable across releases."""
+    node: str
+    """Name of the node in the way."""
+    detail: str = ""
+    """What was seen there, with values."""
+    hint: str = ""
+    """The smallest change that removes the reason; empty means the table's own hint."""
+
+    def __post_init__(self) -> None:
+        if self.code not in REASONS:
+            raise CounterpointError(
+                f"unknown reason code {self.code!r}",
+                where=f"refusal at node {self.node}",
+                next_step="add the code to REASONS in counterpoint/ir/reason.py",
+            )
+
+    def __str__(self) -> str:
+        reason = REASONS[self.code]
+        seen = f": {self.detail}" if self.detail else ""
+        return f"{self.code} at {self.node}: {reason.meaning}{seen} ({self.hint or reason.hint})"
