@@ -1,0 +1,228 @@
+"""What a node does beside computing its result: the ground on which every reordering stands.
+
+The rule for what is not known: an operator that may communicate, or that has effects nobody declared, is a barrier.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from counterpoint._torch import Formal, HigherOrderOperator, OpOverload, formals, has_registered_effect
+from counterpoint.ir import ops
+
+
+class Effect(Enum):
+    """What a node does beside computing its result."""
+
+    PURE = "pure"
+    COLLECTIVE = "collective"
+    """Starts communication; order matters among collectives of one group."""
+    WAIT = "wait"
+    MUTATES = "mutates"
+    """Writes into the buffers that `written_nodes` names."""
+    RANDOM = "random"
+    """Draws from a random generator; order matters among draws."""
+    BARRIER = "barrier"
+    """Anything may happen: nothing that communicates, writes or draws may cross it."""
+
+
+_PURE_BUILTINS: frozenset[Any] = frozenset(
+    {
+        getattr(operator, name)
+        for name in [
+            "getitem",
+            "add",
+            "sub",
+            "mul",
+            "truediv",
+            "floordiv",
+            "mod",
+            "pow",
+            "neg",
+            "pos",
+            "abs",
+            "and_",
+            "or_",
+            "xor",
+            "not_",
+            "invert",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "lshift",
+            "rshift",
+            "index",
+        ]
+    }
+    | {
+        getattr(torch, name)
+        for name in [
+            "sym_float",
+            "sym_int",
+            "sym_max",
+            "sym_min",
+            "sym_not",
+            "sym_ite",
+            "sym_sum",
+            "sym_sqrt",
+        ]
+        if hasattr(torch, name)
+    }
+    | {max, min, round, int, float, bool, abs}
+)
+
+_GROUP_ARGUMENTS = frozenset({"group", "group_name", "process_group", "pg", "mesh"})
+
+_PURE_HIGHER_ORDER = frozenset(
+    {"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional"}
+)
+"""Wrappers that return copies of what the wrapped kernel writes."""
+
+
+def effect_of(node: Node) -> Effect:
+    """The strongest effect of a node; unknown means BARRIER."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return Effect.PURE
+    if node.op != "call_function":
+        return Effect.BARRIER
+    if isinstance(node.target, OpOverload):
+        return _effect_of_overload(node.target)
+    if isinstance(node.target, HigherOrderOperator):
+        return _effect_of_higher_order(node)
+    return Effect.PURE if node.target in _PURE_BUILTINS else Effect.BARRIER
+
+
+@cache
+def _effect_of_overload(overload: OpOverload) -> Effect:
+    spec = ops.spec_of(overload)
+    if spec is not None:
+        return Effect.WAIT if spec.kind is ops.Kind.WAIT else Effect.COLLECTIVE
+    if overload.namespace in ops.COMMUNICATING_NAMESPACES or has_registered_effect(overload):
+        return Effect.BARRIER
+    arguments = formals(overload)
+    if any(formal.name in _GROUP_ARGUMENTS for formal in arguments):
+        return Effect.BARRIER
+    if any(formal.written for formal in arguments):
+        return Effect.MUTATES
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        return Effect.RANDOM
+    return Effect.PURE
+
+
+def _effect_of_higher_order(node: Node) -> Effect:
+    name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
+    wrapped = [a for a in node.args if isinstance(a, OpOverload)]
+    if name in _PURE_HIGHER_ORDER:
+        inner = {_effect_of_overload(overload) for overload in wrapped}
+        return Effect.PURE if inner <= {Effect.PURE, Effect.MUTATES} else Effect.BARRIER
+    bodies = list(subgraphs(node))
+    if not bodies or wrapped:
+        return Effect.BARRIER
+    inside = {effect_of(inner) for body in bodies for inner in body.graph.nodes}
+    if inside == {Effect.PURE}:
+        return Effect.PURE
+    return Effect.RANDOM if inside <= {Effect.PURE, Effect.RANDOM} else Effect.BARRIER
+
+
+def subgraphs(node: Node) -> Iterator[GraphModule]:
+    """The graph modules that a higher-order call runs."""
+    owner = node.graph.owning_module
+    for source in node.all_input_nodes:
+        if source.op == "get_attr" and owner is not None:
+            value = owner
+            for part in str(source.target).split("."):
+                value = getattr(value, part, None)
+            if isinstance(value, GraphModule):
+                yield value
+
+
+@cache
+def _formals_where(overload: OpOverload, written: bool) -> tuple[str, ...]:
+    def chosen(formal: Formal) -> bool:
+        return formal.written if written else formal.aliases
+
+    return tuple(formal.name for formal in formals(overload) if chosen(formal))
+
+
+def written_nodes(node: Node) -> tuple[Node, ...]:
+    """The nodes whose buffers this node writes. A barrier may write anything; this names only what is declared."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return ()
+    spec = ops.spec_of(node.target)
+    names = spec.written if spec is not None else _formals_where(node.target, True)
+    return ops.tensors(node, names)
+
+
+def aliased_nodes(node: Node) -> tuple[Node, ...]:
+    """The nodes whose storage this node's result may share: views, in-place results, list elements, waits."""
+    if node.op != "call_function":
+        return ()
+    if node.target is operator.getitem:
+        return tuple(node.all_input_nodes[:1])
+    if not isinstance(node.target, OpOverload):
+        return ()
+    if ops.is_wait(node):
+        return ops.tensors(node, ("tensor",))
+    names = _formals_where(node.target, False)
+    spec = ops.spec_of(node.target)
+    if spec is not None:
+        names = tuple(dict.fromkeys((*names, *spec.written)))
+    elif node.target in _MAY_ALIAS:
+        names = ("self",)
+    return ops.tensors(node, names)
+
+
+def _overloads(*names: str) -> frozenset[OpOverload]:
+    return frozenset(
+        getattr(getattr(torch.ops.aten, packet), overload)
+        for packet, overload in (name.split(".") for name in names)
+        if hasattr(torch.ops.aten, packet) and hasattr(getattr(torch.ops.aten, packet), overload)
+    )
+
+
+# Their schemas promise a fresh tensor, but they return the input (or a view of it) where nothing needs to change.
+_MAY_ALIAS = _overloads(
+    "reshape.default", "contiguous.default", "to.dtype", "to.device", "to.dtype_layout", "flatten.using_ints"
+)
+
+_SHAPE_ONLY = _overloads(
+    "view.default",
+    "view.dtype",
+    "_unsafe_view.default",
+    "reshape.default",
+    "flatten.using_ints",
+    "unflatten.int",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+    "unsqueeze.default",
+    "alias.default",
+    "detach.default",
+    "permute.default",
+    "transpose.int",
+    "t.default",
+    "expand.default",
+    "as_strided.default",
+    "slice.Tensor",
+    "narrow.default",
+    "select.int",
+    "split.Tensor",
+    "split_with_sizes.default",
+    "chunk.default",
+    "unbind.int",
+)
+
+
+def is_view_like(node: Node) -> bool:
+    """Whether the node only looks at its input in another shape, or picks an element of a list."""
+    return node.op == "call_function" and (node.target is operator.getitem or node.target in _SHAPE_ONLY)
