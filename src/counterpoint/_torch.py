@@ -74,7 +74,7 @@ def formals(overload: OpOverload) -> tuple[Formal, ...]:
 
 
 def has_registered_effect(target: Any) -> bool:
-    """Whether torch has been told that a call has an effect beyond its result, so that it must not be dropped or moved."""
+    """Whether torch has been told that a call has effects beyond its result."""
     if target in torch.fx.node._side_effectful_functions:
         return True
     if not isinstance(target, OpOverload):

@@ -23,13 +23,11 @@ class CounterpointError(Exception):
         return text if self.next_step is None else f"{text}\n  next step: {self.next_step}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only fields do not survive the default pickling, and errors cross process borders in tests and workers.
+        # Keyword-only fields do not survive the default pickling, and errors cross process borders.
         return _rebuild, (type(self), self.what, self.where, self.next_step)
 
 
-def _rebuild(
-    kind: type[CounterpointError], what: str, where: str | None, next_step: str | None
-) -> CounterpointError:
+def _rebuild(kind: type[CounterpointError], what: str, where: str | None, next_step: str | None) -> CounterpointError:
     return kind(what, where=where, next_step=next_step)
 
 
@@ -49,7 +47,7 @@ class GroupError(CounterpointError):
 
 
 class VerifyError(CounterpointError):
-    """The verifier found that a graph is not a valid distributed program, or no longer does what it did before a rewrite.
+    """The verifier found that a graph is not a valid distributed program, or no longer does what it did.
 
     The message lists each finding with the neighbouring nodes. A rewrite that fails verification is rolled back; when
     this error reaches a user, the input graph itself was invalid or a pass has a bug worth reporting.
@@ -68,7 +66,7 @@ class EditError(CounterpointError):
 
 
 class OptionError(CounterpointError):
-    """An option is unknown, has the wrong type, or lies outside its bounds. The message names the nearest known options."""
+    """An option is unknown, has the wrong type, or lies outside its bounds; the message names near ones."""
 
 
 class PassError(CounterpointError):
@@ -88,7 +86,7 @@ class GraphFileError(CounterpointError):
 
 
 class EvaluationError(CounterpointError):
-    """A graph could not be evaluated on simulated ranks: an operator without reference semantics, or ranks that disagree."""
+    """A graph could not be evaluated on simulated ranks: an operator without reference semantics, or unequal ranks."""
 
 
 class CompileError(CounterpointError):

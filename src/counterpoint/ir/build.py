@@ -68,9 +68,7 @@ class GraphBuilder:
 
     def all_gather(self, tensor: Node, group: str = "0") -> Node:
         """An all-gather along dim 0 and its wait; returns the wait."""
-        return self.wait(
-            self.call(_C10D.all_gather_into_tensor.default, tensor, len(self.groups[group]), group)
-        )
+        return self.wait(self.call(_C10D.all_gather_into_tensor.default, tensor, len(self.groups[group]), group))
 
     def reduce_scatter(self, tensor: Node, reduce_op: str = "sum", group: str = "0") -> Node:
         """A reduce-scatter along dim 0 and its wait; returns the wait."""

@@ -109,7 +109,7 @@ class CommBlock:
 
 
 def read_collective(node: Node) -> Collective | Refusal:
-    """Read the collective that a node starts. Refuses only what cannot be read at all; see `get_comm_block` for more."""
+    """Read the collective that a node starts. Refuses only what cannot be read at all."""
     spec = ops.spec_of(node.target) if node.op == "call_function" else None
     if spec is None or spec.kind is Kind.WAIT:
         return _refuse_start(node)
@@ -147,7 +147,7 @@ def _results(node: Node, spec: OpSpec) -> Iterator[Result]:
 
 
 def get_comm_block(node: Node) -> CommBlock | Refusal:
-    """The block around a start: one wait a result, nobody reading the result before its wait, and the trailing views."""
+    """The block around a start: one wait a result, no reader before it, and the trailing views."""
     collective = read_collective(node)
     if isinstance(collective, Refusal):
         return collective
@@ -158,9 +158,7 @@ def get_comm_block(node: Node) -> CommBlock | Refusal:
     _grow_views(list(collective.finals), nodes)
     ordered = tuple(sorted(nodes))
     finals = set(collective.finals)
-    carrying = (
-        n for n in ordered if n in finals or (n not in collective.waits and _after_wait(n, collective))
-    )
+    carrying = (n for n in ordered if n in finals or (n not in collective.waits and _after_wait(n, collective)))
     outputs = tuple(n for n in carrying if not n.users or any(user not in nodes for user in n.users))
     return CommBlock(collective, ordered, outputs)
 
@@ -182,9 +180,7 @@ def _refuse_waits(collective: Collective) -> Refusal | None:
     if escaping:
         return Refusal("result-escapes", start.name, f"used by {', '.join(escaping)}")
     if len(collective.results) != received:
-        return Refusal(
-            "partly-waited", start.name, f"{len(collective.results)} of {received} tensors are taken"
-        )
+        return Refusal("partly-waited", start.name, f"{len(collective.results)} of {received} tensors are taken")
     return None
 
 

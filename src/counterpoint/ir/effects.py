@@ -33,59 +33,21 @@ class Effect(Enum):
     """Anything may happen: nothing that communicates, writes or draws may cross it."""
 
 
+_ARITHMETIC = (
+    "getitem add sub mul truediv floordiv mod pow neg pos abs and_ or_ xor not_ invert "
+    "eq ne lt le gt ge lshift rshift index"
+)
+_SYMBOLIC = "sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum sym_sqrt"
+
 _PURE_BUILTINS: frozenset[Any] = frozenset(
-    {
-        getattr(operator, name)
-        for name in [
-            "getitem",
-            "add",
-            "sub",
-            "mul",
-            "truediv",
-            "floordiv",
-            "mod",
-            "pow",
-            "neg",
-            "pos",
-            "abs",
-            "and_",
-            "or_",
-            "xor",
-            "not_",
-            "invert",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "lshift",
-            "rshift",
-            "index",
-        ]
-    }
-    | {
-        getattr(torch, name)
-        for name in [
-            "sym_float",
-            "sym_int",
-            "sym_max",
-            "sym_min",
-            "sym_not",
-            "sym_ite",
-            "sym_sum",
-            "sym_sqrt",
-        ]
-        if hasattr(torch, name)
-    }
+    {getattr(operator, name) for name in _ARITHMETIC.split()}
+    | {getattr(torch, name) for name in _SYMBOLIC.split() if hasattr(torch, name)}
     | {max, min, round, int, float, bool, abs}
 )
 
 _GROUP_ARGUMENTS = frozenset({"group", "group_name", "process_group", "pg", "mesh"})
 
-_PURE_HIGHER_ORDER = frozenset(
-    {"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional"}
-)
+_PURE_HIGHER_ORDER = frozenset({"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional"})
 """Wrappers that return copies of what the wrapped kernel writes."""
 
 
@@ -139,7 +101,7 @@ def subgraphs(node: Node) -> Iterator[GraphModule]:
     owner = node.graph.owning_module
     for source in node.all_input_nodes:
         if source.op == "get_attr" and owner is not None:
-            value = owner
+            value: object = owner
             for part in str(source.target).split("."):
                 value = getattr(value, part, None)
             if isinstance(value, GraphModule):

@@ -38,7 +38,7 @@ def set_value(node: Node, value: Any) -> Node:
 
 
 def run_fake(node: Node, mode: FakeTensorMode, group_sizes: Mapping[str, Any] | None = None) -> Any:
-    """What the node computes, on fake values. Operators whose fake kernel asks a live group get a rule of their own."""
+    """What the node computes, on fake values. Operators whose fake kernel needs a live group have rules here."""
     args = map_arg(node.args, metadata.value_of)
     kwargs = map_arg(node.kwargs, metadata.value_of)
     rule = _RULES.get(spec.name) if (spec := ops.spec_of(node.target)) else None

@@ -26,7 +26,7 @@ def value_of(node: Node) -> Any:
         raise GraphError(
             'the node has no meta["val"], so its shape and dtype are unknown',
             where=f"node {node.name}",
-            next_step="propagate fake tensors over the graph before handing it in, or capture it with counterpoint.capture",
+            next_step="propagate fake tensors over the graph, or capture it with counterpoint.capture",
         ) from None
 
 
@@ -34,9 +34,7 @@ def tensor_of(node: Node) -> torch.Tensor:
     """The node's fake tensor; GraphError when it computes something else."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor):
-        raise GraphError(
-            f"expected a tensor, but the node computes {type(value).__name__}", where=f"node {node.name}"
-        )
+        raise GraphError(f"expected a tensor, but the node computes {type(value).__name__}", where=f"node {node.name}")
     return value
 
 

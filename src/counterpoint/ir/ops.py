@@ -1,7 +1,7 @@
 """The one table of communicating operators, and the only place that knows how their arguments are laid out.
 
-Everything else asks `spec_of(target)` what an operator is and `argument(node, "reduce_op")` for a value; nobody looks at
-positions, at `node.name` or at `str(target)`.
+Everything else asks `spec_of(target)` what an operator is and `argument(node, "reduce_op")` for a value; nobody
+looks at positions, at `node.name` or at `str(target)`.
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ _ROWS: tuple[OpSpec, ...] = (
     _functional("all_to_all_single", Kind.ALL_TO_ALL),
     # Point to point. A receive fills the tensor that it is given, though its schema does not say so.
     _functional("isend", Kind.SEND, payload=("tensor",), peer="dst", tag="tag"),
-    _functional(
-        "irecv", Kind.RECV, payload=("tensor",), written=("tensor",), form=Form.OUT, peer="src", tag="tag"
-    ),
+    _functional("irecv", Kind.RECV, payload=("tensor",), written=("tensor",), form=Form.OUT, peer="src", tag="tag"),
     _functional(
         "batch_p2p_ops",
         Kind.P2P_BATCH,
@@ -172,9 +170,7 @@ _ROWS: tuple[OpSpec, ...] = (
     _symm("multimem_one_shot_reduce_out", Kind.REDUCE, root="root", **_REDUCES, **_INTO_OUT),
     _symm("multimem_all_gather_out", Kind.ALL_GATHER, **_INTO_OUT),
     _symm("reduce_scatter_out", Kind.REDUCE_SCATTER, form=Form.OUT, written=("input", "output")),
-    _symm(
-        "nccl_reduce_scatter_offset", Kind.REDUCE_SCATTER, reduce_op="red_op", form=Form.OUT, written=("out",)
-    ),
+    _symm("nccl_reduce_scatter_offset", Kind.REDUCE_SCATTER, reduce_op="red_op", form=Form.OUT, written=("out",)),
     _symm(
         "tile_reduce",
         Kind.REDUCE,
@@ -205,12 +201,8 @@ _ROWS: tuple[OpSpec, ...] = (
     _symm("fused_scaled_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("A",), **_REDUCES),
     # Views of peers' buffers and one-sided copies.
     _symm("get_remote_tensors", Kind.PEER_MEMORY, payload=("x",)),
-    _symm(
-        "nvshmem_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP
-    ),
-    _symm(
-        "nvshmem_get", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP
-    ),
+    _symm("nvshmem_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
+    _symm("nvshmem_get", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
     _symm("nccl_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
     _symm("nccl_get", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
 )
@@ -274,7 +266,7 @@ def _formals_by_name(overload: OpOverload) -> Mapping[str, tuple[int, Formal]]:
 
 
 def argument(node: Node, name: str) -> Any:
-    """The value of a schema argument by its name, however the call wrote it; the schema's default where it is absent."""
+    """The value of a schema argument by its name, however the call wrote it, or the schema's default."""
     if not isinstance(node.target, OpOverload):
         raise GraphError(
             f"{node.target} is not a torch operator, so its call has no argument {name!r}",
@@ -302,7 +294,5 @@ def tensors(node: Node, names: tuple[str, ...]) -> tuple[Node, ...]:
     found: list[Node] = []
     for name in names:
         value = argument(node, name)
-        found.extend(
-            v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, Node)
-        )
+        found.extend(v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, Node))
     return tuple(found)
