@@ -1,0 +1,30 @@
+"""Fixtures for every test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+# Before torch is imported: the ranks of one test share the machine, and a compile pool would outlive its test.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# gloo looks up the host name unless it is told an interface; the loopback one is always there.
+if os.path.exists("/sys/class/net/lo"):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.gloo import RanksByWorldSize
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RanksByWorldSize]:
+    """`ranks(2)`, `ranks(4)`: real gloo processes, started once in a test module. See `tests.support.gloo`."""
+    from tests.support.gloo import RanksByWorldSize  # imports torch, which the project tests do without
+
+    pools = RanksByWorldSize()
+    yield pools
+    pools.stop()

@@ -1,0 +1,1 @@
+"""Things the tests share. `gloo` runs a function on real ranks, `compare` runs graphs on them."""
