@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -10,6 +12,11 @@ import torch
 import torch.distributed._functional_collectives
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
 
 OLDEST_TORCH = (2, 11)
 
@@ -21,12 +28,30 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
+    "SymbolFacts",
+    "all_operator_names",
+    "assume_fact",
+    "binding_keys",
+    "binding_path",
+    "declare_symbol",
+    "fake_tensor",
+    "find_higher_order",
+    "find_operator",
     "formals",
     "has_registered_effect",
+    "in_backward",
+    "joined_mesh",
+    "known_facts",
     "new_symbol",
+    "operator_name",
+    "overload_names",
     "register_operators",
+    "strided_shard",
+    "symbol_facts",
+    "symbolic_functions",
     "tensor_metadata",
     "torch_version",
+    "tree_map",
 ]
 
 
@@ -108,3 +133,239 @@ def new_symbol(shape_env: Any, name: str, hint: int) -> torch.SymInt:
     symbol = shape_env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
     created: torch.SymInt = shape_env.create_symintnode(symbol, hint=hint, source=source)
     return created
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass, where activation checkpointing runs forward code again (2.11 on)."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`function` on every leaf of a nest of containers, in the form that the compiler traces (2.11 on)."""
+    return pytree.tree_map(function, tree)
+
+
+def strided_shard(dim: int, split_factor: int) -> Placement:
+    """A dimension cut by an outer mesh dimension after `split_factor` inner ranks have cut it already (2.11 on)."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+def joined_mesh(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
+    """The mesh with the dimensions of both; they must be slices of one mesh (2.11 on)."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh._concatenate([outer, inner])
+
+
+def operator_name(target: OpOverload) -> tuple[str, str, str]:
+    """Namespace, name and overload of an operator."""
+    namespace, _, name = target._schema.name.partition("::")
+    return namespace, name, target._overloadname
+
+
+# Operators that only exist after their module was loaded. A fixed list: what a graph text says never decides an import.
+_OPERATOR_MODULES = {
+    "symm_mem": "torch.distributed._symmetric_memory",
+    "_dtensor": "torch.distributed.tensor",
+    "bucketing": "torch._inductor.fx_passes.bucketing",
+    "inductor": "torch._inductor.inductor_prims",
+    "prims": "torch._inductor.inductor_prims",
+    "rngprims": "torch._prims.rng_prims",
+    "higher_order": "torch._higher_order_ops",
+}
+
+
+def _packet(namespace: str, name: str) -> OpOverloadPacket | None:
+    for loaded in (False, True):
+        if loaded:
+            if namespace not in _OPERATOR_MODULES:
+                return None
+            importlib.import_module(_OPERATOR_MODULES[namespace])
+        packet = getattr(getattr(torch.ops, namespace, None), name, None)
+        if isinstance(packet, OpOverloadPacket):
+            return packet
+    return None
+
+
+def find_operator(namespace: str, name: str, overload: str) -> OpOverload | None:
+    """An operator from torch's registry, or None. Magic names and methods of the registry itself are never returned."""
+    if any(part.startswith("__") for part in (namespace, overload)) or not namespace or not name:
+        return None
+    packet = _packet(namespace, name)
+    found = getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
+    return found if isinstance(found, OpOverload) else None
+
+
+def find_higher_order(name: str) -> HigherOrderOperator | None:
+    """A higher-order operator from torch's registry, or None."""
+    import torch._higher_order_ops
+
+    found = torch._ops._higher_order_ops.get(name)
+    return found if isinstance(found, HigherOrderOperator) else None
+
+
+def overload_names(namespace: str, name: str) -> tuple[str, ...]:
+    """The overloads of an operator; empty when there is no such operator."""
+    if not namespace or not name or namespace.startswith("__"):
+        return ()
+    packet = _packet(namespace, name)
+    return () if packet is None else tuple(packet.overloads())
+
+
+def all_operator_names() -> list[str]:
+    """`namespace.name` of every registered operator (for the near names in error messages)."""
+    names = {name.partition(".")[0].replace("::", ".") for name in torch._C._dispatch_get_all_op_names()}
+    return sorted(names | {f"higher_order.{name}" for name in torch._ops._higher_order_ops})
+
+
+def fake_tensor(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A fake tensor of a device (which need not exist here) around a meta tensor; faster than a factory."""
+    return FakeTensor(mode, meta, device)
+
+
+_SYMBOLIC = (
+    "FloorDiv",
+    "ModularIndexing",
+    "Where",
+    "PythonMod",
+    "Mod",
+    "CleanDiv",
+    "CeilToInt",
+    "FloorToInt",
+    "CeilDiv",
+    "LShift",
+    "RShift",
+    "Max",
+    "Min",
+    "PowByNatural",
+    "FloatPow",
+    "FloatTrueDiv",
+    "IntTrueDiv",
+    "TruncToFloat",
+    "TruncToInt",
+    "RoundToInt",
+    "RoundDecimal",
+    "ToFloat",
+    "Identity",
+    "OpaqueUnaryFn_sqrt",
+    "OpaqueUnaryFn_cos",
+    "OpaqueUnaryFn_sin",
+    "OpaqueUnaryFn_exp",
+    "OpaqueUnaryFn_log2",
+)
+
+
+def symbolic_functions() -> dict[str, Any]:
+    """The functions that symbolic shape expressions are made of, by name."""
+    from torch.utils._sympy import functions, numbers
+
+    table = {name: getattr(functions, name) for name in _SYMBOLIC if hasattr(functions, name)}
+    return table | {"int_oo": numbers.int_oo}
+
+
+class SymbolFacts(NamedTuple):
+    """What a shape environment knows about one symbol."""
+
+    hint: int | float | None
+    lower: Any
+    upper: Any
+    size_like: bool
+
+
+def symbol_facts(shape_env: Any, symbol: Any) -> SymbolFacts:
+    """Hint, range and size-likeness of a symbol."""
+    bounds = shape_env.var_to_range[symbol]
+    hint = _backed_values(shape_env).get(symbol)
+    plain = None if hint is None else int(hint) if hint.is_Integer else float(hint)
+    return SymbolFacts(plain, bounds.lower, bounds.upper, symbol in getattr(shape_env, "size_like", ()))
+
+
+def _backed_values(shape_env: Any) -> dict[Any, Any]:
+    # Renamed in 2.12; the old name then warns.
+    values: dict[Any, Any] | None = getattr(shape_env, "backed_var_to_val", None)
+    return shape_env.var_to_val if values is None else values
+
+
+def declare_symbol(shape_env: Any, symbol: Any, facts: SymbolFacts) -> None:
+    """Register a symbol that was read from a text, as if the environment had created it."""
+    import sympy
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import ValueRangesSLoc
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    shape_env.var_to_range[symbol] = ValueRanges(facts.lower, facts.upper)
+    here = shape_env._get_sloc()
+    shape_env.var_to_range_sloc[symbol] = ValueRangesSLoc(here, here)
+    shape_env.var_to_sources[symbol] = [ConstantSource(symbol.name)]
+    kind, number = symbol.name.rstrip("0123456789"), int(symbol.name.lstrip("suzf"))
+    if facts.hint is not None:
+        _backed_values(shape_env)[symbol] = sympy.sympify(facts.hint)
+    if facts.size_like and hasattr(shape_env, "size_like"):
+        shape_env.size_like.add(symbol)
+    # Later symbols of this environment must not reuse the number.
+    if kind == "u":
+        shape_env.unbacked_symint_counter = max(shape_env.unbacked_symint_counter, number + 1)
+    elif kind == "zuf":
+        shape_env.unbacked_symfloat_counter = max(shape_env.unbacked_symfloat_counter, number + 1)
+    elif hasattr(shape_env, "unique_ids"):
+        shape_env.unique_ids.add(number)
+
+
+def known_facts(shape_env: Any) -> list[Any]:
+    """What a shape environment assumes beyond the ranges: guards, divisibility and runtime assertions."""
+    import sympy
+
+    facts = [guard.expr for guard in shape_env.guards]
+    facts += [a.expr for asserts in shape_env.deferred_runtime_asserts.values() for a in asserts]
+    facts += [sympy.Eq(modulo, 0, evaluate=False) for modulo in shape_env.divisible]
+    return [shape_env.replace(fact) for fact in facts]
+
+
+def assume_fact(shape_env: Any, fact: Any) -> None:
+    """Add a fact read from a text, exactly as it stands: evaluating it could drop it or add others."""
+    from torch.fx.experimental.symbolic_shapes import RuntimeAssert, ShapeGuard, free_unbacked_symbols
+    from torch.utils._traceback import CapturedTraceback
+
+    unbacked = sorted(free_unbacked_symbols(fact), key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
+    if unbacked:
+        assertion = RuntimeAssert(fact, f"assumed by the graph text: {fact}", CapturedTraceback.extract())
+        shape_env.deferred_runtime_asserts.setdefault(unbacked[-1], []).append(assertion)
+        shape_env.num_deferred_runtime_asserts += 1
+    else:
+        shape_env.guards.append(ShapeGuard(fact, shape_env._get_sloc(), size_oblivious=False))
+    shape_env.axioms.update(dict(shape_env.get_implications(fact)))
+    modulo = symbolic_functions()["Mod"]
+    if getattr(fact, "rel_op", None) == "==" and isinstance(fact.lhs, modulo) and fact.rhs == 0:
+        shape_env._add_divisible(fact.lhs)
+    shape_env._update_version_counter()
+
+
+def binding_path(keys: tuple[Any, ...]) -> list[str | int] | None:
+    """Where in a node's value an unbacked symbol is bound, as plain data; None for a path that has no plain form."""
+    from torch.fx.experimental.symbolic_shapes import CallMethodKey
+    from torch.utils._pytree import SequenceKey
+
+    path: list[str | int] = []
+    for key in keys:
+        if isinstance(key, CallMethodKey) and key.name in _BINDING_METHODS:
+            path.append(key.name)
+        elif isinstance(key, SequenceKey):
+            path.append(key.idx)
+        else:
+            return None
+    return path
+
+
+_BINDING_METHODS = ("size", "stride", "storage_offset")
+
+
+def binding_keys(path: list[str | int]) -> tuple[Any, ...] | None:
+    """The reverse of `binding_path`; None for a path that names anything but sizes, strides and offsets."""
+    from torch.fx.experimental.symbolic_shapes import CallMethodKey
+    from torch.utils._pytree import SequenceKey
+
+    if not all(type(step) is int or step in _BINDING_METHODS for step in path):
+        return None
+    return tuple(SequenceKey(step) if isinstance(step, int) else CallMethodKey(step) for step in path)
