@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
+from counterpoint.errors import UnsupportedTorchError
+
 OLDEST_TORCH = (2, 11)
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "operator_name",
     "overload_names",
     "register_operators",
+    "require_supported_torch",
     "strided_shard",
     "symbol_facts",
     "symbolic_functions",
@@ -59,6 +62,16 @@ def torch_version() -> tuple[int, int]:
     """Major and minor version of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+def require_supported_torch() -> None:
+    """Raise unless the installed torch is new enough. Entries call this first, before anything private is reached."""
+    if torch_version() < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise UnsupportedTorchError(
+            f"torch {torch.__version__} is older than {oldest}, the oldest supported version",
+            next_step=f"install torch {oldest} or newer",
+        )
 
 
 def register_operators() -> None:
