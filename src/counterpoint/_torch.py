@@ -10,6 +10,7 @@ import torch
 
 # Loading these registers the operators and the fake kernels of functional collectives, which graphs refer to.
 import torch.distributed._functional_collectives
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -40,6 +41,7 @@ __all__ = [
     "find_higher_order",
     "find_operator",
     "formals",
+    "group_name",
     "has_registered_effect",
     "in_backward",
     "joined_mesh",
@@ -47,6 +49,7 @@ __all__ = [
     "new_symbol",
     "operator_name",
     "overload_names",
+    "real_object",
     "register_operators",
     "require_supported_torch",
     "strided_shard",
@@ -382,3 +385,16 @@ def binding_keys(path: list[str | int]) -> tuple[Any, ...] | None:
     if not all(type(step) is int or step in _BINDING_METHODS for step in path):
         return None
     return tuple(SequenceKey(step) if isinstance(step, int) else CallMethodKey(step) for step in path)
+
+
+def real_object(value: Any) -> Any:
+    """The object behind a tracing stand-in for a scripted or opaque object; anything else is itself."""
+    if isinstance(value, FakeScriptObject):
+        return object.__getattribute__(value, "real_obj")
+    return value
+
+
+def group_name(value: Any) -> str | None:
+    """The name of a process group object; None for anything else."""
+    groups = getattr(torch.distributed, "ProcessGroup", ())
+    return str(value.group_name) if isinstance(value, groups) else None
