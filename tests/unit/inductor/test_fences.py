@@ -1,0 +1,50 @@
+"""Fences: applied for what our pipeline does, never against the user, never a key that this torch lacks."""
+
+from __future__ import annotations
+
+import pytest
+from torch._inductor import config as inductor_config
+
+from counterpoint.inductor import fences
+
+
+def test_torch_keeps_its_own_pass_until_ours_provides_the_same() -> None:
+    assert "_fuse_ddp_communication" not in fences.fence_patches((), {})
+
+
+def test_a_pass_of_ours_fences_off_the_pass_that_repeats_it() -> None:
+    assert fences.fence_patches({"fused-all-reduce"}, {})["_fuse_ddp_communication"] is False
+
+
+def test_a_value_that_the_user_chose_stands() -> None:
+    assert fences.fence_patches({"fused-all-reduce"}, {"_fuse_ddp_communication": True}) == fences.fence_patches((), {})
+
+
+def test_keys_that_this_torch_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (fences.Fence("no_such_setting.of_any_version", False, None, "because"),)
+    monkeypatch.setattr(fences, "FENCES", rows)
+    assert fences.fence_patches((), {}) == {}
+
+
+def test_every_patch_is_one_that_inductor_takes() -> None:
+    everything = {fence.capability for fence in fences.FENCES if fence.capability}
+    patches = fences.fence_patches(everything, {})
+    assert len(patches) > 3
+    with inductor_config.patch(patches):
+        assert fences.torch_passes_on({}) == ()
+
+
+def test_simple_overlap_is_off_wherever_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fences, "has_setting", lambda key: True)
+    assert fences.fence_patches((), {}) == {"aten_distributed_optimizations.enable_simple_overlap": False}
+
+
+def test_passes_of_torch_that_touch_collectives_are_named_when_on() -> None:
+    with inductor_config.patch({"_fuse_ddp_communication": True, "bucket_all_gathers_fx": "all"}):
+        assert fences.torch_passes_on({}) == ("_fuse_ddp_communication", "bucket_all_gathers_fx")
+        assert fences.torch_passes_on({"bucket_all_gathers_fx": "none"}) == ("_fuse_ddp_communication",)
+
+
+def test_every_fence_has_a_reason_and_a_key_of_its_own() -> None:
+    assert all(len(fence.reason) > 20 for fence in fences.FENCES)
+    assert len({fence.key for fence in fences.FENCES}) == len(fences.FENCES)

@@ -1,0 +1,73 @@
+"""The history of compiles: numbered, bounded, safe to write from several threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from counterpoint.report.history import CompileRecord, History
+
+
+def record(graph: str = "0/0 forward", **changes: object) -> CompileRecord:
+    fields: dict[str, object] = {
+        "graph": graph,
+        "role": "forward",
+        "collectives": 2,
+        "origin": "run",
+        "cache": "miss",
+        "requested": "verify='off'",
+        "in_force": {"codegen": "eager"},
+    }
+    return CompileRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_records_come_back_oldest_first_with_rising_numbers() -> None:
+    history = History()
+    for name in ("a", "b", "c"):
+        history.add(record(name))
+    assert [(r.graph, r.number) for r in history.records()] == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_only_the_newest_are_kept() -> None:
+    history = History(kept=2)
+    for name in ("a", "b", "c"):
+        history.add(record(name))
+    assert [r.graph for r in history.records()] == ["b", "c"]
+
+
+def test_clearing_forgets_records_but_never_reuses_a_number() -> None:
+    history = History()
+    history.add(record())
+    history.clear()
+    assert history.records() == ()
+    assert history.add(record()).number == 2
+
+
+def test_writing_from_many_threads_loses_nothing() -> None:
+    history = History(kept=10_000)
+    threads = [threading.Thread(target=lambda: [history.add(record()) for _ in range(100)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(r.number for r in history.records()) == list(range(1, 801))
+
+
+def test_a_record_cannot_be_changed_afterwards() -> None:
+    given = {"codegen": "eager"}
+    kept = History().add(record(in_force=given))
+    given["codegen"] = "inductor"
+    assert kept.in_force == {"codegen": "eager"}
+    with pytest.raises(TypeError):
+        kept.in_force["codegen"] = "x"  # type: ignore[index]
+
+
+def test_each_record_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="counterpoint"):
+        History().add(record(problems=("the passes failed (KeyError)",)))
+    (line,) = caplog.messages
+    assert "graph 0/0 forward: 2 collectives" in line
+    assert "cache miss" in line
+    assert "the passes failed (KeyError)" in line
