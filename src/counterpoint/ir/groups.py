@@ -51,6 +51,30 @@ class GroupTable(Mapping[str, tuple[int, ...]]):
     def __contains__(self, name: object) -> bool:
         return name in self.ranks
 
+    def seen_from(self, rank: int, name: str, world_size: int) -> tuple[int, ...]:
+        """The ranks that a name means on a given rank.
+
+        In an SPMD program every rank calls its own subgroup by a name of the same place in the program. When the table,
+        written on one rank, holds another rank's group, that group is moved over the world like a tile of a mesh: with
+        "tp" as (0, 1), rank 3 of 4 sees (2, 3); with "dp" as (0, 2) it sees (1, 3).
+        """
+        ranks = self[name]
+        if rank in ranks:
+            return ranks
+        shape = [member - ranks[0] for member in ranks]
+        covered: set[int] = set()
+        for first in range(world_size):
+            if first in covered:
+                continue
+            tile = tuple(first + offset for offset in shape)
+            covered.update(tile)
+            if rank in tile and tile[-1] < world_size:
+                return tile
+        raise GroupError(
+            f"rank {rank} of {world_size} has no group {name!r}, which the table gives as {ranks}",
+            next_step="list every subgroup in the table",
+        )
+
     @property
     def world_size(self) -> int:
         """One more than the highest rank of any group."""
