@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
+    from torch.fx import Graph
 
 from counterpoint.errors import UnsupportedTorchError
 
@@ -40,6 +41,7 @@ __all__ = [
     "fake_tensor",
     "find_higher_order",
     "find_operator",
+    "forget_names",
     "formals",
     "group_name",
     "has_registered_effect",
@@ -398,3 +400,10 @@ def group_name(value: Any) -> str | None:
     """The name of a process group object; None for anything else."""
     groups = getattr(torch.distributed, "ProcessGroup", ())
     return str(value.group_name) if isinstance(value, groups) else None
+
+
+def forget_names(graph: Graph) -> None:
+    """Free the names of erased nodes, which a graph otherwise keeps taken (2.11 on). The graph must be empty."""
+    from torch.fx.graph import _Namespace
+
+    graph._graph_namespace = _Namespace()

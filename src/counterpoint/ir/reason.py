@@ -41,6 +41,10 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "add it to counterpoint/ir/ops.py",
         ),
         "no-pass": Reason("no pass of the pipeline handles this collective", "add a pass that does"),
+        "pass-failed": Reason("a pass failed and was undone", "look at the pass's error, or leave the pass out"),
+        "invalid-graph": Reason(
+            "the input graph does not verify, so no pass was run", "repair the graph; the report holds the findings"
+        ),
     }
 )
 

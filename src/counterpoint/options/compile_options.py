@@ -1,0 +1,46 @@
+"""The options of a compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from counterpoint.options import fields, text
+from counterpoint.options.fields import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """What a user can ask of a compile: through `options=` of `torch.compile`, the environment, or pyproject.toml."""
+
+    codegen: Literal["inductor", "eager"] = option(
+        "inductor", help="what makes code of the graph: torch's inductor, or plain calls (needs no C++ compiler)"
+    )
+    passes: str | None = option(None, help="the pipeline of passes as text; none means the default pipeline")
+    verify: Literal["off", "structural", "full", "paranoid"] = option(
+        "structural",
+        help="how the graph is checked after every pass; full also recomputes metadata, "
+        "paranoid also compares values on simulated ranks",
+    )
+    bitwise: bool = option(False, help="forbid rewrites that may change the order in which numbers are summed")
+    on_error: Literal["continue", "raise"] = option(
+        "continue", help="after a pass has failed and was undone: go on without it, or raise its error"
+    )
+
+    def __post_init__(self) -> None:
+        fields.normalise(self, "CompileOptions")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "options") -> CompileOptions:
+        """Options from values by name; OptionError for an unknown name, a wrong type or a value out of bounds."""
+        return fields.from_mapping(cls, values, source)
+
+    @classmethod
+    def parse(cls, written: str, source: str = "options") -> CompileOptions:
+        """Options from their text form."""
+        return cls.from_mapping(text.fields_from_text(cls, written, source), source)
+
+    def text(self, *, defaults: bool = False) -> str:
+        """The canonical text form, `codegen=eager verify=full`; options at their default only when asked."""
+        return text.fields_text(self, defaults=defaults)
