@@ -1,1 +1,33 @@
-"""Counterpoint, a communication compiler for PyTorch."""
+"""Counterpoint, a communication compiler for PyTorch.
+
+The names below load their modules when they are first used: importing the package itself costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from counterpoint.capture.fully_shard import fully_shard
+    from counterpoint.capture.replicate import replicate
+
+__all__ = ["MixedPrecisionPolicy", "fully_shard", "replicate"]
+
+_HOMES = {
+    "MixedPrecisionPolicy": "torch.distributed.fsdp",
+    "fully_shard": "counterpoint.capture.fully_shard",
+    "replicate": "counterpoint.capture.replicate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
