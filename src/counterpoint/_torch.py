@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,12 +15,13 @@ import torch.distributed._functional_collectives
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule
+from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
-    from torch.fx import Graph
 
 from counterpoint.errors import UnsupportedTorchError
 
@@ -407,3 +410,283 @@ def forget_names(graph: Graph) -> None:
     from torch.fx.graph import _Namespace
 
     graph._graph_namespace = _Namespace()
+
+
+# -- capture: fake process groups, tracing one step, the graphs of torch.compile ---------------------------------------
+
+
+def fake_store() -> Any:
+    """The store of a process group that only pretends to communicate; loading it registers that backend (2.11 on)."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def forget_meshes() -> None:
+    """Drop what DTensor remembers of past meshes: it compares meshes by layout, so a new world would get old groups."""
+    from torch.distributed.tensor import debug
+
+    for name in ("_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache"):
+        # The native cache came with 2.12; before, only the Python one exists.
+        getattr(debug, name, lambda: None)()
+
+
+def process_group_ranks(name: str) -> tuple[int, ...]:
+    """The global ranks of a registered process group; LookupError where no group has the name."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    try:
+        group = _resolve_process_group(name)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise LookupError(name) from error
+    return tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a nest of containers and the structure around them."""
+    leaves, structure = pytree.tree_flatten(tree)
+    return leaves, structure
+
+
+def tree_unflatten(leaves: Iterable[Any], structure: Any) -> Any:
+    """The nest of containers again."""
+    return pytree.tree_unflatten(leaves, structure)
+
+
+def tree_paths(tree: Any) -> list[str]:
+    """Where each leaf of a nest of containers lies, such as `0.tokens`, in the order of `tree_flatten`."""
+    return [
+        ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+        for path, _ in pytree.tree_flatten_with_path(tree)[0]
+    ]
+
+
+def dtensor_around(local: torch.Tensor, like: Any) -> torch.Tensor:
+    """A leaf DTensor that lies on its mesh as `like` does; public `from_local` would add a view to the graph."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(local, like._spec, requires_grad=False)
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """The tensor that a DTensor holds on this rank."""
+    local: torch.Tensor = tensor._local_tensor
+    return local
+
+
+def functional_trace(function: Callable[..., Any], args: list[Any], *, symbolic: bool) -> GraphModule:
+    """Trace a function of fake tensors into a graph without in-place operators.
+
+    `make_fx` with functionalization below autograd, as AOT autograd stacks them. The public `torch.func.functionalize`
+    works above the dispatch of DTensor and cannot look inside one.
+    """
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    functional = dispatch_functionalize(function, FunctionalTensorMode())
+    tracer = make_fx(functional, tracing_mode="symbolic" if symbolic else "fake", record_stack_traces=True)
+    with fx_traceback.preserve_node_meta():
+        return tracer(*args)
+
+
+def remember_forward_lines(loss: torch.Tensor) -> None:
+    """Let the nodes of a backward that is traced next carry the sequence number of the forward node they belong to."""
+    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+
+    if loss.grad_fn is not None:
+        setup_stacktrace_preservation_hooks([loss.grad_fn])
+
+
+@contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """Let library code take the branches meant for graphs: optimizers then keep their step count a tensor (2.11 on)."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def has_post_accumulate_hooks(parameter: torch.Tensor) -> bool:
+    """Whether something runs after the parameter's gradient was accumulated, such as an optimizer in the backward."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def copy_tensor_hooks(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Register the hooks of one leaf on another that stands in for it."""
+    for hook in (getattr(source, "_backward_hooks", None) or {}).values():
+        target.register_hook(hook)
+    for hook in (getattr(source, "_post_accumulate_grad_hooks", None) or {}).values():
+        target.register_post_accumulate_grad_hook(hook)
+
+
+class ReducerFacts(NamedTuple):
+    """What a DistributedDataParallel module would do in its reducer."""
+
+    group: Any
+    parameters: tuple[torch.Tensor, ...]
+    buffers: tuple[torch.Tensor, ...]
+    """Copied from the first rank before each forward."""
+    synchronises: bool
+    """False inside `no_sync`."""
+    hooked: bool
+    """A communication hook replaces the all-reduce."""
+    in_python: bool
+    """The reducer is written in Python, so a compiler can see it."""
+
+
+def reducer_facts(module: torch.nn.parallel.DistributedDataParallel) -> ReducerFacts:
+    """How a DDP module reduces its gradients (2.11 on)."""
+    return ReducerFacts(
+        group=module.process_group,
+        parameters=tuple(p for p in module._module_parameters if p.requires_grad),
+        buffers=tuple(module.modules_buffers) if module.will_sync_module_buffers() else (),
+        synchronises=bool(module.require_backward_grad_sync),
+        hooked=bool(module._comm_hooks),
+        in_python=bool(module._use_python_reducer),
+    )
+
+
+@contextmanager
+def without_reducer(modules: Iterable[torch.nn.parallel.DistributedDataParallel]) -> Iterator[None]:
+    """Let DDP modules call what they hold and nothing else: a C++ reducer cannot be traced."""
+    before = [(module, module._use_python_reducer) for module in modules]
+    for module, _ in before:
+        module._use_python_reducer = True
+    try:
+        yield
+    finally:
+        for module, value in before:
+            module._use_python_reducer = value
+
+
+def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Give one tensor the marks that `mark_dynamic` and its siblings left on another."""
+    for name, value in source.__dict__.items():
+        if name.startswith("_dynamo_"):
+            setattr(target, name, value)
+
+
+def dynamic_dims(tensor: torch.Tensor) -> frozenset[int]:
+    """The dimensions that `mark_dynamic` or `maybe_mark_dynamic` named."""
+    marks = (getattr(tensor, f"_dynamo_{kind}_indices", ()) for kind in ("dynamic", "weak_dynamic"))
+    return frozenset(dim for mark in marks for dim in mark)
+
+
+GraphTaker = Callable[[GraphModule, bool], Callable[..., Any]]
+"""Called with a graph and whether it is a backward; answers what runs in its place."""
+
+
+def aot_backend(take: GraphTaker, take_inference: GraphTaker) -> Callable[..., Any]:
+    """A `torch.compile` backend that hands out AOT autograd's graphs, partitioned and decomposed as for inductor."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    return aot_autograd(
+        fw_compiler=lambda gm, _: take(gm, False),
+        bw_compiler=lambda gm, _: take(gm, True),
+        inference_compiler=lambda gm, _: take_inference(gm, False),
+        decompositions=select_decomp_table,
+        partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
+        keep_inference_input_mutations=True,
+    )
+
+
+def post_grad_backend(take: GraphTaker, take_inference: GraphTaker) -> Callable[..., Any]:
+    """A `torch.compile` backend that hands out graphs as inductor's last custom pass sees them; nothing is lowered."""
+    from torch._inductor import compile_fx as inductor
+    from torch._inductor import config
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.pattern_matcher import stable_topological_sort
+    from torch._inductor.virtualized import V
+
+    def inner(gm: GraphModule, examples: Any, **facts: Any) -> Callable[..., Any]:
+        seen: list[GraphModule] = []
+
+        def look(graph: Graph) -> None:
+            stable_topological_sort(graph)
+            seen.append(copy_graph(gm))
+
+        inductor.view_to_reshape(gm)
+        mode = inductor.fake_tensor_prop(gm, examples)
+        inference = bool(facts.get("is_inference"))
+        with V.set_fake_mode(mode), config.patch(post_grad_custom_post_pass=look):
+            post_grad_passes(gm, inference)
+        run = (take_inference if inference else take)(seen[0], bool(facts.get("is_backward")))
+        return functorch_boxed(run)
+
+    return lambda gm, examples: inductor.compile_fx(gm, examples, inner_compile=inner)
+
+
+def functorch_boxed(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that takes its arguments as one list, which it may empty."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def copy_graph(gm: GraphModule) -> GraphModule:
+    """A copy with its own nodes, their metadata shared; `copy.deepcopy` would copy fake tensors too."""
+    graph = Graph()
+    output = graph.graph_copy(gm.graph, {}, return_output_node=True)
+    if isinstance(output, tuple):
+        result, old = output
+        graph.output(result).meta.update(old.meta)
+    return GraphModule(gm, graph, type(gm).__name__)
+
+
+@contextmanager
+def quiet_compiler(*, dynamic: bool) -> Iterator[None]:
+    """torch.compile without caches, without rewrites of communication, and blind to what was compiled before."""
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.config as inductor
+
+    off = {
+        "force_disable_caches": True,
+        "_fuse_ddp_communication": False,
+        "_micro_pipeline_tp": False,
+        "reorder_for_compute_comm_overlap": False,
+        "bucket_all_gathers_fx": "none",
+        "bucket_reduce_scatters_fx": "none",
+        "bucket_all_reduces_fx": "none",
+        "aten_distributed_optimizations.enable_overlap_scheduling": False,
+        # 2.14 on, and switched on there.
+        "aten_distributed_optimizations.enable_simple_overlap": False,
+        "post_grad_custom_pre_pass": None,
+        "post_grad_custom_post_pass": None,
+    }
+    known = {name: value for name, value in off.items() if name in inductor._config}
+    torch.compiler.reset()
+    try:
+        with (
+            inductor.patch(known),
+            torch._functorch.config.patch(enable_autograd_cache=False),
+            torch._dynamo.config.patch(automatic_dynamic_shapes=dynamic),
+        ):
+            yield
+    finally:
+        torch.compiler.reset()
+
+
+def compiled_backward(compiler: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Hand whole backward passes to a compiler: compiled autograd with one of our own choosing (2.11 on)."""
+    from torch._dynamo import compiled_autograd
+
+    return compiled_autograd._enable(compiler)
+
+
+def data_dependent_errors() -> tuple[type[BaseException], ...]:
+    """What tracing raises when Python asks for the value of a tensor that has none."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
+
+
+def graph_break_error() -> type[BaseException]:
+    """What `fullgraph=True` raises."""
+    from torch._dynamo.exc import Unsupported
+
+    return Unsupported
