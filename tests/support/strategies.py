@@ -1,6 +1,7 @@
-"""Hypothesis strategies for valid distributed graphs: several groups, dtypes, shapes, forms and dependences in one graph.
+"""Hypothesis strategies for valid distributed graphs: several groups, dtypes, shapes, forms and dependences in one.
 
-A drawn `Case` carries the graph, its groups and one set of inputs a rank; sums are exact, because the inputs are small integers.
+A drawn `Case` carries the graph, its groups and one set of inputs a rank; the inputs are small integers, so that sums
+are exact in any order.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
         builder = GraphBuilder({"a": (0, 1), "b": (1, 0)})
         x = builder.input("x", (2,))
         graphs.append(builder.finish(*(builder.all_reduce(x, "sum", group) for group in groups)))
-    with pytest.raises(EvaluationError, match="rank 0 waits for collective 0 .* for ranks \\[1\\]"):
+    with pytest.raises(EvaluationError, match=r"rank 0 waits for collective 0 .* for ranks \[1\]"):
         evaluate(graphs, per_rank((2,)), GroupTable({"a": (0, 1), "b": (1, 0)}))
 
 
