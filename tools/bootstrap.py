@@ -1,8 +1,8 @@
-"""Sets up the local `.venv` for one need: `python3 tools/bootstrap.py test`. Standard library only; fast when done before.
+"""Sets up the local `.venv` for one need: `python3 tools/bootstrap.py test`. Standard library only; instant when done.
 
-It picks a Python, reuses a suitable torch that is installed there or installs the pinned one, and installs this package
-and the need's tools at the versions in `constraints.txt`. Written for Python 3.7 and newer, so that an old `python3` can
-still look for a newer one. `PYTHON=...` chooses the interpreter.
+It picks a Python, reuses a suitable torch that is installed there or installs the pinned one, and installs this
+package and the need's tools at the versions in `constraints.txt`. Written for Python 3.7 and newer, so that an old
+`python3` can still look for a newer one. `PYTHON=...` chooses the interpreter.
 """
 
 from __future__ import annotations
@@ -119,8 +119,9 @@ def find_python() -> dict:
             torch = f"torch {facts['torch']}" if facts["torch"] else "no torch"
             say(f"using {facts['executable']} (Python {dotted(facts['version'])}, {torch} installed)")
             return facts
+    tried = wanted or ", ".join([sys.executable, *OTHER_PYTHONS])
     raise SetupError(
-        f"no Python {dotted(OLDEST_PYTHON)} or newer found (tried {wanted or 'python3, ' + ', '.join(OTHER_PYTHONS)}).\n"
+        f"no Python {dotted(OLDEST_PYTHON)} or newer found (tried {tried}).\n"
         "  Install one, or name it: make test PYTHON=/path/to/python3.11"
     )
 
@@ -173,7 +174,8 @@ def install(need: str) -> None:
         say("installing counterpoint (editable) and its needs")
         pip("--no-build-isolation", "--editable", str(ROOT), *NEEDS[need])
         return
-    pip(*NEEDS[need])
+    # Its command must lie in .venv, even where the reused Python already has the tool.
+    pip("--ignore-installed", *NEEDS[need])
 
 
 def install_torch() -> None:
