@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ import torch.distributed._functional_collectives
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
@@ -33,6 +34,7 @@ __all__ = [
     "FakeTensorMode",
     "Formal",
     "HigherOrderOperator",
+    "NameLog",
     "OpOverload",
     "OpOverloadPacket",
     "SymbolFacts",
@@ -40,20 +42,24 @@ __all__ = [
     "assume_fact",
     "binding_keys",
     "binding_path",
+    "bring_back",
     "declare_symbol",
     "fake_tensor",
     "find_higher_order",
     "find_operator",
     "forget_names",
     "formals",
+    "graph_size",
     "group_name",
     "has_registered_effect",
     "in_backward",
+    "is_erased",
     "joined_mesh",
     "known_facts",
     "new_symbol",
     "operator_name",
     "overload_names",
+    "place_of",
     "real_object",
     "register_operators",
     "require_supported_torch",
@@ -412,6 +418,63 @@ def forget_names(graph: Graph) -> None:
     graph._graph_namespace = _Namespace()
 
 
+# -- editing: names, order and erasure, so that a transaction can be taken back ---------------------------------------
+
+
+class NameLog:
+    """Remembers which names a graph gives out from now on, so that they can be given out again (2.11 on).
+
+    The counters are overlaid, not copied: opening, keeping and dropping cost as much as there are new names.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._names = graph._graph_namespace
+        self._counters = self._names._base_count
+        self._names._base_count = _Counters({}, self._counters)  # type: ignore[assignment]
+
+    def keep(self) -> None:
+        """Make the new names permanent."""
+        self._counters.update(self._names._base_count.maps[0])  # type: ignore[attr-defined]
+        self._names._base_count = self._counters
+
+    def drop(self, made: Iterable[Node]) -> None:
+        """Forget the new names, those of these nodes; the next node is named as if they had never been."""
+        for node in made:
+            self._names._obj_to_name.pop(node, None)
+            self._names._used_names.discard(node.name)
+        self._names._base_count = self._counters
+
+
+class _Counters(ChainMap[str, int]):
+    def __missing__(self, key: str) -> int:
+        # The counters were a defaultdict in some versions.
+        return 0
+
+
+def place_of(node: Node) -> tuple[int, ...]:
+    """Where the node stands: larger means later. Only moving the node itself changes it (2.11 on)."""
+    return node._sort_key  # type: ignore[no-any-return]
+
+
+def is_erased(node: Node) -> bool:
+    """Whether the node has been taken out of its graph (2.11 on)."""
+    return bool(node._erased)
+
+
+def bring_back(node: Node, before: Node) -> None:
+    """Undo `Graph.erase_node`, but for the arguments, which the caller sets afterwards (2.11 on)."""
+    graph = node.graph
+    node._erased = False
+    before.prepend(node)
+    graph._len += 1
+    graph._find_nodes_lookup_table.insert(node)
+
+
+def graph_size(graph: Graph) -> tuple[int, int]:
+    """Nodes in the graph and names ever given: one of them changes whenever a node is made or erased (2.11 on)."""
+    return graph._len, len(graph._graph_namespace._used_names)
+
+
 # -- capture: fake process groups, tracing one step, the graphs of torch.compile ---------------------------------------
 
 
@@ -466,6 +529,13 @@ def dtensor_around(local: torch.Tensor, like: Any) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     return DTensor(local, like._spec, requires_grad=False)
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a Python object around other tensors."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def local_part(tensor: Any) -> torch.Tensor:

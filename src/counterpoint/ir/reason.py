@@ -40,6 +40,19 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "the operator may communicate and is not in the table of collectives",
             "add it to counterpoint/ir/ops.py",
         ),
+        "use-before-made": Reason(
+            "an operand would be used before it is made", "move the operand up, or its user down, in the same transaction"
+        ),
+        "hazard-order": Reason(
+            "two accesses to one buffer, two random draws, or an effect and a barrier would change places",
+            "leave their order as it is",
+        ),
+        "graph-form": Reason(
+            "placeholders must come first and the output last", "put the node between the placeholders and the output"
+        ),
+        "merge-cycle": Reason(
+            "merging these collectives would make one of them wait for itself", "leave one of them out of the bucket"
+        ),
         "no-pass": Reason("no pass of the pipeline handles this collective", "add a pass that does"),
         "pass-failed": Reason("a pass failed and was undone", "look at the pass's error, or leave the pass out"),
         "invalid-graph": Reason(
