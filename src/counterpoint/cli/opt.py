@@ -1,0 +1,94 @@
+"""`counterpoint opt`: run a pipeline of passes on a saved graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from counterpoint.cli.compile_flags import compile_flags, given
+from counterpoint.cli.terminal import show
+
+if TYPE_CHECKING:
+    from counterpoint.options import CompileOptions
+    from counterpoint.passes.report import PipelineReport
+
+EXAMPLES = """\b
+Examples:
+  counterpoint opt step.graph
+  counterpoint opt step.graph --passes "verify-graph{level=paranoid}" --output out.graph
+  counterpoint opt step.graph --json > report.json"""
+
+
+def _list_passes(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from counterpoint.report.pass_list import pass_list_view
+
+    show(pass_list_view)
+    ctx.exit()
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@compile_flags("passes", "verify", "bitwise", "on_error")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Save the graph there.")
+@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON, and nothing else.")
+@click.option("--graph/--no-graph", "with_graph", default=True, help="Write the graph as well.  [default: graph]")
+@click.option("--by-module", is_flag=True, help="Group the ledger by the modules of the user's code.")
+@click.option(
+    "--list-passes", is_flag=True, is_eager=True, expose_value=False, callback=_list_passes,
+    help="List the passes with their options, and stop.",
+)  # fmt: skip
+@click.pass_context
+def opt(
+    ctx: click.Context,
+    file: Path,
+    output: Path | None,
+    as_json: bool,
+    with_graph: bool,
+    by_module: bool,
+    **flags: Any,
+) -> None:
+    """Run a pipeline of passes on the graph saved in FILE, and write the graph and its ledger.
+
+    Every collective of the graph gets a verdict. A pass that fails, or whose graph does not verify, is undone; the
+    exit code is then 1.
+    """
+    from counterpoint.capture.file import load_graph, save_graph
+    from counterpoint.options import effective
+    from counterpoint.report.ledger_json import report_to_json
+    from counterpoint.report.ledger_text import ledger_view
+    from counterpoint.report.run_text import run_view
+
+    options = effective(given(flags), source="command line").options
+    captured = load_graph(file)
+    report = optimise(captured, options)
+    if output is not None:
+        save_graph(output, captured)
+    if as_json:
+        click.echo(report_to_json(report))
+    else:
+        if with_graph:
+            from counterpoint.ir.text import print_graph
+
+            click.echo(print_graph(captured.gm))
+        show(lambda plain: run_view(report, plain=plain))
+        click.echo()
+        show(lambda plain: ledger_view(report.ledger, by_module=by_module, plain=plain))
+    ctx.exit(1 if report.problems else 0)
+
+
+def optimise(captured: Any, options: CompileOptions) -> PipelineReport:
+    """Run the pipeline that the options ask for on a captured graph, in place."""
+    from counterpoint.ir.groups import GroupTable
+    from counterpoint.passes.pipeline import Pipeline, run_pipeline
+
+    return run_pipeline(
+        captured.gm,
+        Pipeline.of(options),
+        options=options,
+        groups=GroupTable(captured.groups),
+        name=captured.role,
+    )

@@ -1,0 +1,77 @@
+"""What a pass needs from those before it, what it leaves behind, and what it cannot stand on; checked before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from counterpoint.errors import ContractError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """Facts about the graph, as words. Every pass also provides its own name."""
+
+    provides: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
+    """Facts that the captured graph or an earlier pass must provide."""
+    conflicts_with: frozenset[str] = frozenset()
+    """Facts that must not stand yet when this pass runs."""
+
+
+class Contracted(Protocol):
+    """What the check asks of a pass."""
+
+    @property
+    def name(self) -> str:
+        """The name of the pass."""
+        ...
+
+    @property
+    def contract(self) -> Contract:
+        """Its contract."""
+        ...
+
+
+def provided_by(item: Contracted) -> frozenset[str]:
+    """The facts that stand after a pass has run."""
+    return item.contract.provides | {item.name}
+
+
+def check_contracts(
+    passes: Sequence[Contracted], *, given: Iterable[str] = (), known: Iterable[Contracted] = ()
+) -> None:
+    """Raise ContractError unless every pass finds what it requires and nothing that it conflicts with.
+
+    `given` are the facts of the graph itself; `known` are passes that the message may suggest.
+    """
+    findings = list(_findings(passes, frozenset(given), known))
+    if findings:
+        raise ContractError(
+            "the passes do not fit together:" + "".join(f"\n  {finding}" for finding in findings),
+            where=f"pipeline {','.join(item.name for item in passes)}",
+            next_step="add or reorder the passes named above",
+        )
+
+
+def _findings(
+    passes: Sequence[Contracted], given: frozenset[str], known: Iterable[Contracted]
+) -> Iterator[str]:
+    standing = {fact: "the graph" for fact in given}
+    for position, item in enumerate(passes):
+        for fact in sorted(item.contract.requires - standing.keys()):
+            yield f"{item.name} requires {fact!r}, {_who_provides(fact, passes[position + 1 :], known)}"
+        for fact in sorted(item.contract.conflicts_with & standing.keys()):
+            yield f"{item.name} conflicts with {fact!r}, which {standing[fact]} provides before it"
+        standing |= {fact: item.name for fact in provided_by(item)}
+
+
+def _who_provides(fact: str, later: Sequence[Contracted], known: Iterable[Contracted]) -> str:
+    behind = [item.name for item in later if fact in provided_by(item)]
+    if behind:
+        return f"which {behind[0]} provides, but only after it"
+    elsewhere = sorted({item.name for item in known if fact in provided_by(item)})
+    if elsewhere:
+        return f"which no earlier pass provides; {' or '.join(elsewhere)} would"
+    return "which no pass provides"

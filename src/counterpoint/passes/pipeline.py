@@ -1,0 +1,255 @@
+"""Running passes one after the other: contracts first, verification after each, a failed one taken back entirely."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Graph, GraphModule
+
+from counterpoint.errors import CounterpointError, PassError
+from counterpoint.ir import ops
+try:
+    from counterpoint.ir.edit import GraphEditor
+except ImportError:
+    class GraphEditor:
+        def __init__(self, graph): self.graph = graph
+def edit_counts(e): return {}
+from counterpoint.ir.groups import GroupTable
+from counterpoint.ir.reason import Refusal
+from counterpoint.options import CompileOptions
+from counterpoint.passes.base import Pass, PassContext
+from counterpoint.passes.book import LedgerBook
+from counterpoint.passes.checker import Checker
+from counterpoint.passes.contract import check_contracts, provided_by
+from counterpoint.passes.registry import REGISTRY, Registry
+from counterpoint.passes.report import PassRecord, PassStatus, PipelineReport
+from counterpoint.passes.restore import SavedGraph
+
+_STEP = re.compile(r'\s*([A-Za-z][\w-]*)\s*(?:\{((?:"(?:[^"\\]|\\.)*"|[^"{}])*)\})?\s*(,|$)')
+
+DEFAULT_PIPELINE = ""
+"""What runs when nobody asks for anything: nothing yet, so every collective is left alone."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in order, with a text form: `bucket-all-gather{cap-mb=25},verify-graph`."""
+
+    passes: tuple[Pass, ...] = ()
+
+    @staticmethod
+    def parse(text: str, registry: Registry = REGISTRY) -> Pipeline:
+        """The pipeline of a text; PassError where it cannot be read, OptionError for an option that a pass lacks."""
+        passes: list[Pass] = []
+        position, more = 0, bool(text.strip())
+        while more:
+            found = _STEP.match(text, position)
+            if found is None:
+                raise PassError(
+                    f"cannot read {text[position:].strip() or 'what follows the last comma'!r}",
+                    where=f"pipeline {text!r}",
+                    next_step="write passes as name or name{option=value option=value}, separated by commas",
+                )
+            passes.append(registry.find(found[1]).from_text(found[2] or ""))
+            position, more = found.end(), bool(found[3])
+        return Pipeline(tuple(passes))
+
+    @staticmethod
+    def of(options: CompileOptions, registry: Registry = REGISTRY) -> Pipeline:
+        """The pipeline that the options ask for."""
+        return Pipeline.parse(DEFAULT_PIPELINE if options.passes is None else options.passes, registry)
+
+    @property
+    def text(self) -> str:
+        """The canonical text form."""
+        return ",".join(item.text for item in self.passes)
+
+    def check(self, given: Iterable[str] = (), registry: Registry = REGISTRY) -> None:
+        """Raise ContractError unless the passes fit together on a graph of which `given` holds."""
+        check_contracts(self.passes, given=given, known=registry)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __len__(self) -> int:
+        return len(self.passes)
+
+
+def run_pipeline(
+    gm: GraphModule,
+    pipeline: Pipeline,
+    *,
+    options: CompileOptions | None = None,
+    groups: GroupTable | None = None,
+    name: str = "graph",
+    given: Iterable[str] = (),
+    topology: Any = None,
+    cost_model: Any = None,
+) -> PipelineReport:
+    """Run the passes on the graph module, in place, and account for every collective in it.
+
+    A pass that raises, leaves an invalid graph, or loses a collective without a verdict is undone entirely; the others
+    go on, unless `on_error="raise"`. An invalid input graph is left as it is.
+    """
+    pipeline.check(given)
+    run = _Run(gm, options or CompileOptions(), groups or GroupTable(), name, topology, cost_model, frozenset(given))
+    return run.all(pipeline)
+
+
+def untouched_report(
+    gm: GraphModule,
+    pipeline: Pipeline,
+    detail: str,
+    *,
+    options: CompileOptions | None = None,
+    groups: GroupTable | None = None,
+    name: str = "graph",
+) -> PipelineReport:
+    """The report of a graph that was left as it is because running the pipeline itself failed, with the detail why."""
+    count = count_collectives(gm.graph)
+    ledger = LedgerBook.open(gm.graph, name, groups).close(Refusal("pass-failed", name, detail))
+    skipped = (PassRecord(text=item.text, status=PassStatus.SKIPPED, problem=detail) for item in pipeline.passes)
+    return PipelineReport(
+        graph=name,
+        pipeline=pipeline.text,
+        options=(options or CompileOptions()).text(),
+        passes=tuple(skipped),
+        ledger=ledger,
+        collectives_before=count,
+        collectives_after=count,
+        seconds=0.0,
+    )
+
+
+@dataclass
+class _Run:
+    """The state of one run."""
+
+    gm: GraphModule
+    options: CompileOptions
+    groups: GroupTable
+    name: str
+    topology: Any
+    cost_model: Any
+    standing: frozenset[str]
+    """Facts provided so far."""
+    default: Refusal | None = field(default=None, init=False)
+    """Why collectives that nobody spoke about are left alone, when it is not for want of a pass."""
+
+    def all(self, pipeline: Pipeline) -> PipelineReport:
+        """Run everything and close the ledger."""
+        began = time.perf_counter()
+        self.book = LedgerBook.open(self.gm.graph, self.name, self.groups)
+        before = count_collectives(self.gm.graph)
+        self.checker = Checker(self.gm, self.groups, self.options)
+        problem = self._check_input()
+        records = tuple(self._one(item, problem) for item in pipeline.passes)
+        if any(record.status is PassStatus.DONE for record in records):
+            self.gm.recompile()
+        return PipelineReport(
+            graph=self.name,
+            pipeline=pipeline.text,
+            options=self.options.text(),
+            passes=records,
+            ledger=self.book.close(self.default),
+            collectives_before=before,
+            collectives_after=count_collectives(self.gm.graph),
+            seconds=time.perf_counter() - began,
+            input_problem=problem,
+            notes=tuple(self.checker.notes),
+        )
+
+    def _check_input(self) -> str:
+        try:
+            self.checker.check_input()
+        except CounterpointError as error:
+            if self.options.on_error == "raise":
+                raise
+            self.default = Refusal("invalid-graph", self.name, error.what.partition("\n")[0])
+            return str(error)
+        return ""
+
+    def _one(self, item: Pass, input_problem: str) -> PassRecord:
+        graph = self.gm.graph
+        missing = item.contract.requires - self.standing
+        if input_problem or missing:
+            why = "the input graph does not verify" if input_problem else _unmet(missing)
+            return PassRecord(text=item.text, status=PassStatus.SKIPPED, problem=why)
+        before, operators, began = count_collectives(graph), count_operators(graph), time.perf_counter()
+        saved, mark = SavedGraph(self.gm), self.book.mark()
+        editor = GraphEditor(graph)
+        try:
+            started = time.perf_counter()
+            item.run(self._context(item, editor))
+            ran = time.perf_counter()
+            self.checker.check_after(item.text, self.book)
+        except Exception as error:
+            saved.restore()
+            self.book.rewind(mark)
+            self.book.blame(item.text)
+            if self.options.on_error == "raise":
+                raise _as_pass_error(item, error) from error
+            return PassRecord(
+                text=item.text,
+                status=PassStatus.FAILED,
+                problem=str(_as_pass_error(item, error)),
+                seconds=time.perf_counter() - began,
+                collectives_before=before,
+                collectives_after=before,
+            )
+        self.standing |= provided_by(item)
+        return PassRecord(
+            text=item.text,
+            status=PassStatus.DONE,
+            seconds=ran - started,
+            verify_seconds=time.perf_counter() - ran,
+            edits=edit_counts(editor),
+            operators=_difference(operators, count_operators(graph)),
+            collectives_before=before,
+            collectives_after=count_collectives(graph),
+        )
+
+    def _context(self, item: Pass, editor: GraphEditor) -> PassContext:
+        return PassContext(
+            gm=self.gm,
+            editor=editor,
+            options=self.options,
+            groups=self.groups,
+            ledger=self.book.page(item.text),
+            topology=self.topology,
+            cost_model=self.cost_model,
+        )
+
+
+def _unmet(missing: frozenset[str]) -> str:
+    return f"it requires {', '.join(sorted(missing))}, and the pass that was to provide that has failed"
+
+
+def _as_pass_error(item: Pass, error: Exception) -> CounterpointError:
+    if isinstance(error, CounterpointError):
+        return error
+    return PassError(
+        f"the pass failed with {type(error).__name__}: {error}",
+        where=f"pass {item.text}",
+        next_step="report it with the graph (counterpoint opt --debug shows where it failed), or leave the pass out",
+    )
+
+
+def count_collectives(graph: Graph) -> int:
+    """How many collectives the graph starts."""
+    return sum(ops.is_collective(node) for node in graph.nodes)
+
+
+def count_operators(graph: Graph) -> Counter[str]:
+    """Calls by operator."""
+    return Counter(str(node.target) for node in graph.nodes if node.op not in ("placeholder", "output"))
+
+
+def _difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    changed = {name: after.get(name, 0) - before.get(name, 0) for name in sorted({*before, *after})}
+    return {name: count for name, count in changed.items() if count}
