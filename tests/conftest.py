@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import toolchain
+
 if TYPE_CHECKING:
     from tests.support.gloo import RanksByWorldSize
 
@@ -28,3 +30,11 @@ def ranks() -> Iterator[RanksByWorldSize]:
     pools = RanksByWorldSize()
     yield pools
     pools.stop()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, and say why, what this machine cannot run."""
+    for marker, missing in toolchain.NEEDS.items():
+        reason = missing() if item.get_closest_marker(marker) else None
+        if reason:
+            pytest.skip(reason)

@@ -107,6 +107,7 @@ def test_an_import_along_the_order_passes(tmp_path: Path, file: str, text: str) 
         ("import torch.distributed as dist\ndist._get_default_group()", "torch.distributed._get_default_group"),
         ("from torch import fx\nfx._pytree.x", "torch.fx._pytree.x"),
         ("import torch\ngetattr(torch, '_ops')", "torch._ops"),
+        ("from torch import fx\nx = fx.graph\nx._Namespace()", "torch.fx.graph._Namespace"),
         ("import torch\nx: torch._ops.OpOverload", "torch._ops.OpOverload"),
         ("import importlib\nimportlib.import_module('torch._inductor')", "torch._inductor"),
     ],
@@ -140,7 +141,7 @@ def test_a_private_part_of_a_foreign_object_is_found(tmp_path: Path, text: str) 
 
 def test_own_private_parts_pass(tmp_path: Path) -> None:
     text = "import torch\nclass A:\n    _x: int\n    def f(self, other):\n        self._y = other._x + other._y\n"
-    text += "        torch.ops._c10d_functional.wait_tensor(other._f)\n"
+    text += "        torch.ops._c10d_functional.wait_tensor(other._f)\naten = torch.ops.aten\naten._to_copy.default\n"
     files = {"passes/one.py": text, "passes/two.py": "def _f(): ...", "_torch.py": "def f(n):\n    n._schema"}
     assert rules.foreign_private_attributes(tree(tmp_path, files)) == []
 

@@ -30,8 +30,11 @@ LEVELS = {
     "__init__": 9,
 }
 MAY_USE_PRIVATE_TORCH = ("inductor", "_torch")
-# The registries of a module: every wrapper library reads them, and there is no public way to do so.
-COMMON_PRIVATE_ATTRIBUTES = frozenset({"_parameters", "_buffers", "_modules"})
+# The registries of a module, which every wrapper library reads for want of a public way; and the public part of a
+# NamedTuple, whose names begin with an underscore only to stay clear of its fields.
+COMMON_PRIVATE_ATTRIBUTES = frozenset(
+    {"_parameters", "_buffers", "_modules", "_replace", "_asdict", "_fields", "_make"}
+)
 IMPORT_FUNCTIONS = ("import_module", "__import__")
 
 
@@ -76,7 +79,7 @@ def foreign_private_attributes(package: Path) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own
         if not node.attr.startswith(f"_{PACKAGE}")
-        if not (_dotted(node, dict(_torch_aliases(tree))) or "").startswith("torch.ops.")
+        if not (_dotted(node, _torch_aliases(tree)) or "").startswith("torch.ops.")
     ]
 
 
@@ -183,7 +186,7 @@ def _is_private(name: str) -> bool:
 
 def _torch_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Every torch name that is imported, or reached by attributes or `getattr` from an imported one."""
-    known = dict(_torch_aliases(tree))
+    known = _torch_aliases(tree)
     for line, target in _imports(tree, Path("x.py"), Path()):
         if _is_torch(target):
             yield line, target
@@ -202,16 +205,21 @@ def _is_torch(name: str) -> bool:
     return name == "torch" or name.startswith("torch.")
 
 
-def _torch_aliases(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Local name -> torch name, for every import of the file (`import torch.fx as fx`, `from torch import fx`)."""
+def _torch_aliases(tree: ast.Module) -> dict[str, str]:
+    """Local name -> torch name: from imports, and from assignments such as `aten = torch.ops.aten`."""
+    known: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if _is_torch(alias.name):
-                    yield (alias.asname, alias.name) if alias.asname else ("torch", "torch")
+                    known.update({alias.asname: alias.name} if alias.asname else {"torch": "torch"})
         elif isinstance(node, ast.ImportFrom) and not node.level and _is_torch(node.module or ""):
-            for alias in node.names:
-                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+            known.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = _dotted(node.value, known)
+            known.update({node.targets[0].id: value} if value else {})
+    return known
 
 
 def _dotted(node: ast.expr, known: dict[str, str]) -> str | None:

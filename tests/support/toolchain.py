@@ -1,0 +1,30 @@
+"""What this machine can do, as the reason why a test is skipped: a text, or None when nothing is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+def missing_for_cxx() -> str | None:
+    """Inductor's CPU code is C++ that includes Python's headers."""
+    compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    if not any(shutil.which(name) for name in compilers):
+        return f"no C++ compiler found (looked for {', '.join(compilers)}); on Debian: apt-get install g++"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python.h not found; on Debian: apt-get install python3-dev"
+    return None
+
+
+def missing_for_gpu() -> str | None:
+    """A CUDA device that torch can use."""
+    import torch
+
+    return None if torch.cuda.is_available() else "no CUDA device"
+
+
+# Marker -> what tells why a test with it cannot run here.
+NEEDS: Mapping[str, Callable[[], str | None]] = {"cxx": missing_for_cxx, "gpu": missing_for_gpu}
