@@ -44,6 +44,7 @@ def _list_passes(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.pass_context
 def opt(
     ctx: click.Context,
+    /,
     file: Path,
     output: Path | None,
     as_json: bool,

@@ -10,7 +10,6 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from enum import Enum
-from functools import cache
 from typing import Any, Literal, TypeVar, Union
 
 from counterpoint.errors import OptionError
@@ -77,7 +76,6 @@ def option(
     return dataclasses.field(default=default, metadata={_METADATA: facts})
 
 
-@cache
 def described(cls: type) -> Mapping[str, OptionInfo]:
     """The options of a dataclass by name, in order of definition."""
     hints = typing.get_type_hints(cls)
@@ -117,7 +115,7 @@ def _without_none(hint: Any) -> tuple[bool, Any]:
 
 
 def checked(info: OptionInfo, value: Any, where: str) -> Any:
-    """The value in its proper type, or OptionError. An int will do for a float, a list for a tuple, a name for an Enum."""
+    """The value, properly typed, or OptionError. An int does for a float, a list for a tuple, a value for an Enum."""
     if value is None and info.optional:
         return None
     if not info.repeated:
@@ -128,7 +126,7 @@ def checked(info: OptionInfo, value: Any, where: str) -> Any:
 
 
 def _checked_scalar(info: OptionInfo, value: Any, where: str) -> Any:
-    kind = info.scalar
+    kind: Any = info.scalar
     if issubclass(kind, Enum):
         found = [choice for choice in info.choices if value is choice or value == choice.value]
         if not found:
@@ -166,7 +164,7 @@ def near_names(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build a dataclass of options from values by name (hyphens will do for underscores); OptionError for unknown ones."""
+    """A dataclass of options from values by name, hyphens or underscores; OptionError for unknown ones."""
     infos = described(cls)
     named = {str(key).replace("-", "_"): value for key, value in values.items()}
     for key in named:

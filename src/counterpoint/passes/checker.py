@@ -51,5 +51,5 @@ def check_account(gm: GraphModule, by: str, book: LedgerBook) -> None:
     raise VerifyError(
         "the pass did not account for every collective: " + "; ".join(findings),
         where=f"pass {by}",
-        next_step="let emitted nodes carry(new, *old) the collectives that they replace, or give the verdict deduplicated",
+        next_step="let emitted nodes carry(new, *old) the collectives they replace, or give the verdict deduplicated",
     )

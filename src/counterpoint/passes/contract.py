@@ -1,4 +1,4 @@
-"""What a pass needs from those before it, what it leaves behind, and what it cannot stand on; checked before the run."""
+"""What a pass needs of those before it, what it leaves behind, what it cannot stand on; checked before the run."""
 
 from __future__ import annotations
 
@@ -55,16 +55,14 @@ def check_contracts(
         )
 
 
-def _findings(
-    passes: Sequence[Contracted], given: frozenset[str], known: Iterable[Contracted]
-) -> Iterator[str]:
-    standing = {fact: "the graph" for fact in given}
+def _findings(passes: Sequence[Contracted], given: frozenset[str], known: Iterable[Contracted]) -> Iterator[str]:
+    standing = dict.fromkeys(given, "the graph")
     for position, item in enumerate(passes):
         for fact in sorted(item.contract.requires - standing.keys()):
             yield f"{item.name} requires {fact!r}, {_who_provides(fact, passes[position + 1 :], known)}"
         for fact in sorted(item.contract.conflicts_with & standing.keys()):
             yield f"{item.name} conflicts with {fact!r}, which {standing[fact]} provides before it"
-        standing |= {fact: item.name for fact in provided_by(item)}
+        standing |= dict.fromkeys(provided_by(item), item.name)
 
 
 def _who_provides(fact: str, later: Sequence[Contracted], known: Iterable[Contracted]) -> str:

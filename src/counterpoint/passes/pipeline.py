@@ -13,12 +13,20 @@ from torch.fx import Graph, GraphModule
 
 from counterpoint.errors import CounterpointError, PassError
 from counterpoint.ir import ops
+
 try:
     from counterpoint.ir.edit import GraphEditor
 except ImportError:
+
     class GraphEditor:
-        def __init__(self, graph): self.graph = graph
-def edit_counts(e): return {}
+        def __init__(self, graph):
+            self.graph = graph
+
+
+def edit_counts(e):
+    return {}
+
+
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.reason import Refusal
 from counterpoint.options import CompileOptions

@@ -20,7 +20,11 @@ C10D = torch.ops._c10d_functional
 def two_reductions_and_a_gather() -> tuple[GraphModule, GraphBuilder]:
     builder = GraphBuilder(groups={"dp": range(4)})
     left, right = builder.input("left", (2, 3)), builder.input("right", (5,), torch.bfloat16)
-    outputs = builder.all_reduce(left, "avg", "dp"), builder.all_gather(right, "dp"), builder.all_reduce(right, group="dp")
+    outputs = (
+        builder.all_reduce(left, "avg", "dp"),
+        builder.all_gather(right, "dp"),
+        builder.all_reduce(right, group="dp"),
+    )
     return builder.finish(*outputs), builder
 
 

@@ -39,7 +39,7 @@ def test_a_pass_provides_its_own_name() -> None:
 
 
 def test_missing_facts_are_named_with_who_would_provide_them() -> None:
-    with pytest.raises(ContractError, match="bucket requires 'starts-and-waits'.* split would"):
+    with pytest.raises(ContractError, match=r"bucket requires 'starts-and-waits'.* split would"):
         check_contracts([BUCKET], known=[SPLIT, LOWER])
 
 
