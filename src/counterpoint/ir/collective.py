@@ -50,7 +50,8 @@ class Result:
     """One tensor that a collective gives back, before and after its wait."""
 
     value: Node
-    """The start itself, or the getitem that picks this tensor from a coalesced start."""
+    """The start itself, or the getitem that picks this tensor from a coalesced start. A start that is waited for as a
+    whole (torch 2.15) is one result with all its tensors."""
     waits: tuple[Node, ...]
     """Waits on `value`, in graph order. Exactly one in a well-formed graph; none for operators that need no wait."""
 
@@ -77,7 +78,7 @@ class Collective:
     @property
     def waits(self) -> tuple[Node, ...]:
         """All waits, in order of the results."""
-        return tuple(wait for result in self.results for wait in result.waits)
+        return tuple(dict.fromkeys(wait for result in self.results for wait in result.waits))
 
     @property
     def finals(self) -> tuple[Node, ...]:
@@ -128,7 +129,7 @@ def read_collective(node: Node) -> Collective | Refusal:
         results=tuple(_results(node, spec)),
         sent=Payload.of(metadata.tensor_of(n) for n in inputs),
         received=Payload.of(metadata.tensors_of(node)),
-        reduce_op=ops.argument(node, spec.reduce_op) if spec.reduce_op else None,
+        reduce_op=ops.reduce_op_of(node),
     )
 
 
@@ -140,8 +141,9 @@ def _refuse_start(node: Node) -> Refusal:
 
 def _results(node: Node, spec: OpSpec) -> Iterator[Result]:
     listed = isinstance(metadata.value_of(node), (list, tuple))
-    values = [n for n in node.users if n.target is operator.getitem] if listed else [node]
-    for value in sorted(values):
+    taken = [n for n in node.users if n.target is operator.getitem] if listed else [node]
+    at_once = listed and any(ops.is_wait(user) for user in node.users)
+    for value in sorted([*taken, node] if at_once else taken):
         waits = tuple(sorted(user for user in value.users if ops.is_wait(user)))
         yield Result(value, waits if spec.waits else ())
 
@@ -164,23 +166,32 @@ def get_comm_block(node: Node) -> CommBlock | Refusal:
 
 
 def _refuse_waits(collective: Collective) -> Refusal | None:
-    start = collective.start
+    start, received = collective.start, len(collective.received.shapes)
     if not collective.waits:
         return Refusal("no-wait", start.name, str(start.target))
-    received = len(collective.received.shapes)
-    for result in collective.results:
-        if len(result.waits) > 1:
-            return Refusal("several-waits", result.value.name, ", ".join(w.name for w in result.waits))
-        readers = [user.name for user in result.value.users if not ops.is_wait(user)]
-        if result.value is not start and not result.waits:
-            return Refusal("partly-waited", result.value.name, str(start.target))
-        if readers and (result.value is not start or not collective.spec.coalesced):
-            return Refusal("result-escapes", result.value.name, f"used by {', '.join(readers)}")
-    escaping = [u.name for u in start.users if collective.spec.coalesced and u.target is not operator.getitem]
+    refusals = (_refuse_result(result, collective) for result in collective.results)
+    first = next((refusal for refusal in refusals if refusal is not None), None)
+    if first is not None:
+        return first
+    readers = [user for user in start.users if not ops.is_wait(user)]
+    escaping = [user.name for user in readers if user.target is not operator.getitem]
     if escaping:
         return Refusal("result-escapes", start.name, f"used by {', '.join(escaping)}")
-    if len(collective.results) != received:
+    whole = collective.spec.coalesced and any(result.value is start for result in collective.results)
+    if len(collective.results) != (1 if whole else received):
         return Refusal("partly-waited", start.name, f"{len(collective.results)} of {received} tensors are taken")
+    return None
+
+
+def _refuse_result(result: Result, collective: Collective) -> Refusal | None:
+    value = result.value
+    if not result.waits:
+        return Refusal("partly-waited", value.name, str(collective.start.target))
+    if len(result.waits) > 1:
+        return Refusal("several-waits", value.name, ", ".join(wait.name for wait in result.waits))
+    readers = [user.name for user in value.users if not ops.is_wait(user)]
+    if readers and value is not collective.start:
+        return Refusal("result-escapes", value.name, f"used by {', '.join(readers)}")
     return None
 
 

@@ -134,7 +134,7 @@ def aliased_nodes(node: Node) -> tuple[Node, ...]:
     if not isinstance(node.target, OpOverload):
         return ()
     if ops.is_wait(node):
-        return ops.tensors(node, ("tensor",))
+        return ops.waited_nodes(node)
     names = _formals_where(node.target, False)
     spec = ops.spec_of(node.target)
     if spec is not None:

@@ -140,13 +140,15 @@ class _Rank:
             self.pending[tensor.data_ptr()] = (promise, index, tensor)
 
     def _wait(self, node: Node) -> Walk:
-        tensor: Tensor = self._read(ops.argument(node, "tensor"))
-        promised = self.pending.pop(tensor.data_ptr(), None) if tensor.numel() else None
-        if promised is not None:
-            promise, index, target = promised
-            results = yield from _until(promise)
-            target.copy_(results[index].reshape(target.shape))
-        return tensor
+        spec = cast(OpSpec, ops.spec_of(node.target))
+        awaited = self._read(ops.argument(node, spec.payload[0]))
+        for tensor in _listed(awaited):
+            promised = self.pending.pop(tensor.data_ptr(), None) if tensor.numel() else None
+            if promised is not None:
+                promise, index, target = promised
+                results = yield from _until(promise)
+                target.copy_(results[index].reshape(target.shape))
+        return awaited
 
     def _exchange(self, spec: OpSpec, ranks: tuple[int, ...], arguments: Mapping[str, Any]) -> Walk:
         """Point-to-point operations, single or in a batch. Peers are numbered within the group."""

@@ -101,6 +101,8 @@ _NO_GROUP: dict[str, Any] = {"group": None}
 
 _ROWS: tuple[OpSpec, ...] = (
     _functional("wait_tensor", Kind.WAIT, payload=("tensor",), waits=False, **_NO_GROUP),
+    # torch 2.15: one wait for all tensors of a coalesced collective.
+    _functional("wait_tensors", Kind.WAIT, coalesced=True, payload=("tensors",), waits=False, **_NO_GROUP),
     # All-reduce, broadcast: one buffer in, one of the same shape out.
     _functional("all_reduce", Kind.ALL_REDUCE, **_REDUCES),
     _functional("all_reduce_", Kind.ALL_REDUCE, **_REDUCES, **_OVER_INPUT),
@@ -194,6 +196,18 @@ _ROWS: tuple[OpSpec, ...] = (
     _symm("all_to_all_vdev", Kind.ALL_TO_ALL, form=Form.OUT, written=("out", "out_splits_offsets")),
     _symm("all_to_all_vdev_2d", Kind.ALL_TO_ALL, form=Form.OUT, written=("out", "out_splits_offsets")),
     _symm("all_to_all_vdev_2d_offset", Kind.ALL_TO_ALL, form=Form.OUT, written=("out", "out_splits_offsets")),
+    # torch 2.15: gathers by the copy engines, and NCCL's own exchanges.
+    _symm("_low_contention_all_gather_ce_multicast", Kind.ALL_GATHER, payload=("tensor",), waits=True),
+    _symm(
+        "_low_contention_all_gather_ce_multicast_out",
+        Kind.ALL_GATHER,
+        payload=("tensor",),
+        form=Form.OUT,
+        written=("out",),
+        waits=True,
+    ),
+    _symm("nccl_all_to_all_nd", Kind.ALL_TO_ALL, **_INTO_OUT),
+    _symm("memcpy_to_multicast_", Kind.PEER_MEMORY, payload=("src",), written=("symm_mem_out",)),
     # Fused with their matmul.
     _symm("fused_all_gather_matmul", Kind.GATHER_MATMUL, payload=("A",)),
     _symm("fused_all_gather_scaled_matmul", Kind.GATHER_MATMUL, payload=("A",)),
@@ -287,6 +301,21 @@ def argument(node: Node, name: str) -> Any:
         where=f"node {node.name}",
         next_step="pass the argument; a graph file may have been cut or edited by hand",
     )
+
+
+def waited_nodes(wait: Node) -> tuple[Node, ...]:
+    """What a wait waits for: the started value, or the values of a coalesced one."""
+    spec = spec_of(wait.target)
+    return tensors(wait, spec.payload) if spec is not None else ()
+
+
+def reduce_op_of(node: Node) -> str | None:
+    """The reduction of a collective as text; torch 2.15 also admits objects, such as a sum with a factor."""
+    spec = spec_of(node.target)
+    if spec is None or spec.reduce_op is None:
+        return None
+    value = argument(node, spec.reduce_op)
+    return value if isinstance(value, str) else str(value)
 
 
 def tensors(node: Node, names: tuple[str, ...]) -> tuple[Node, ...]:

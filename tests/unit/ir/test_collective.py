@@ -15,6 +15,7 @@ from counterpoint.ir.collective import (
     get_comm_block,
     read_collective,
 )
+from counterpoint.ir.evaluate import evaluate
 from counterpoint.ir.groups import GroupTable, group_of
 from counterpoint.ir.ops import Kind
 from counterpoint.ir.reason import Refusal
@@ -83,6 +84,22 @@ def test_coalesced_waits_go_through_getitem(builder: GraphBuilder) -> None:
     assert set(block.waits) == set(waits)
     assert block.inputs == (x, y)
     assert block.collective.sent.nbytes == 48
+
+
+@pytest.mark.skipif(not hasattr(C10D, "wait_tensors"), reason="torch has no wait for several tensors before 2.15")
+@pytest.mark.parametrize("as_list", [True, False])
+def test_one_wait_for_all_tensors(builder: GraphBuilder, as_list: bool) -> None:
+    x, y = builder.input("x", (8,)), builder.input("y", (2, 2))
+    start = builder.call(C10D.all_reduce_coalesced.default, [x, y], "sum", "dp")
+    waited = [builder.call(operator.getitem, start, i) for i in range(2)] if as_list else start
+    wait = builder.call(C10D.wait_tensors.default, waited)
+    first, second = (builder.call(operator.getitem, wait, i) for i in range(2))
+    gm = builder.finish(first, second)
+    block = block_of(next(n for n in gm.graph.nodes if n.target is start.target))
+    assert [n.target for n in block.waits] == [wait.target]
+    assert {n.name for n in block.outputs} == {first.name, second.name}
+    inputs = [[torch.ones(8) * rank, torch.ones(2, 2)] for rank in range(4)]
+    assert [t.flatten()[0].item() for t in evaluate(gm, inputs, builder.groups)[0]] == [6.0, 4.0]
 
 
 def test_a_wait_in_the_output_is_a_block(builder: GraphBuilder) -> None:
