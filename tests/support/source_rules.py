@@ -73,13 +73,11 @@ def foreign_private_attributes(package: Path) -> list[str]:
     sources = list(_sources(package))
     own = COMMON_PRIVATE_ATTRIBUTES | {name for _, tree in sources for name in _own_private_names(tree)}
     return [
-        f"{path.relative_to(package)}:{node.lineno}: {node.attr}"
+        f"{path.relative_to(package)}:{line}: {name}"
         for path, tree in sources
         if _layer_of(path, package) not in MAY_USE_PRIVATE_TORCH
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own
-        if not node.attr.startswith(f"_{PACKAGE}")
-        if not (_dotted(node, _torch_aliases(tree)) or "").startswith("torch.ops.")
+        for line, name in _private_attributes(tree)
+        if name not in own and not name.startswith(f"_{PACKAGE}")
     ]
 
 
@@ -163,6 +161,15 @@ def _own_private_names(tree: ast.Module) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
             yield node.attr
+
+
+def _private_attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    known = _torch_aliases(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not _is_private(node.attr):
+            continue
+        if not (_dotted(node, known) or "").startswith("torch.ops."):
+            yield node.lineno, node.attr
 
 
 def _is_self(node: ast.expr) -> bool:
