@@ -154,8 +154,22 @@ def _overloads(*names: str) -> frozenset[OpOverload]:
 
 # Their schemas promise a fresh tensor, but they return the input (or a view of it) where nothing needs to change.
 _MAY_ALIAS = _overloads(
-    "reshape.default", "contiguous.default", "to.dtype", "to.device", "to.dtype_layout", "flatten.using_ints"
+    "reshape.default",
+    "contiguous.default",
+    "to.dtype",
+    "to.device",
+    "to.dtype_layout",
+    "flatten.using_ints",
+    # Always a view; declared fresh because its input must not be used again.
+    "_unsafe_view.default",
 )
+
+
+@cache
+def is_plain(overload: OpOverload) -> bool:
+    """Whether the operator reads its arguments, returns fresh memory and does nothing else, as most do."""
+    pure = _effect_of_overload(overload) is Effect.PURE
+    return pure and overload not in _MAY_ALIAS and not _formals_where(overload, False)
 
 _SHAPE_ONLY = _overloads(
     "view.default",

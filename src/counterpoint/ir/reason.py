@@ -41,7 +41,8 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "add it to counterpoint/ir/ops.py",
         ),
         "use-before-made": Reason(
-            "an operand would be used before it is made", "move the operand up, or its user down, in the same transaction"
+            "an operand would be used before it is made",
+            "move the operand up, or its user down, in the same transaction",
         ),
         "hazard-order": Reason(
             "two accesses to one buffer, two random draws, or an effect and a barrier would change places",

@@ -1,0 +1,280 @@
+"""Who touches which buffer, and therefore which nodes may not change places.
+
+Everything that orders nodes beyond their data edges is told as reads and writes of *resources*:
+
+- a class of nodes that may share storage (`storage.Storage`). A collective that is in flight holds its buffers until
+  its wait, so the wait counts as a second access: it reads what was sent and writes what was received;
+- `Ambient.GENERATOR`, written by every random draw, which keeps the draws in order;
+- `Ambient.WIRE`, written by every point-to-point operation, whose order the peers count on;
+- `Ambient.WORLD`, read by whatever communicates, writes or draws, and written by barriers.
+
+Two nodes conflict when one writes what the other touches. Nothing else is needed: the view turns conflicts into edges,
+the editor refuses moves that turn one around, the verifier looks for accesses between a start and its wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+from counterpoint._torch import OpOverload, formals
+from counterpoint.ir import effects, ops
+from counterpoint.ir.effects import Effect
+from counterpoint.ir.ops import Kind
+from counterpoint.ir.storage import Storage, Undo
+
+
+class Ambient(Enum):
+    """What nodes may touch beside buffers."""
+
+    WORLD = "world"
+    GENERATOR = "generator"
+    WIRE = "wire"
+
+
+Resource = Node | Ambient
+
+
+class Accesses(NamedTuple):
+    """The resources that a node touches, without repetition; what is both read and written counts as written."""
+
+    reads: tuple[Resource, ...] = ()
+    writes: tuple[Resource, ...] = ()
+
+
+_NOTHING = Accesses()
+_KEEP_ORDER = frozenset({Kind.SEND, Kind.RECV, Kind.P2P_BATCH, Kind.PEER_MEMORY})
+
+
+class Hazards:
+    """The accesses of a graph's nodes. `of` reads a graph once; the editor then keeps its own up to date."""
+
+    def __init__(self) -> None:
+        self.storage = Storage()
+        # Only what is written by anyone can be a hazard: all questions about other resources end at this table.
+        self._writers: dict[Resource, dict[Node, None]] = {}
+        self._written_by: dict[Node, tuple[Resource, ...]] = {}
+        self._undo: list[Undo] | None = None
+
+    @staticmethod
+    def of(graph: Graph) -> Hazards:
+        """The hazards of all nodes of a graph."""
+        hazards = Hazards()
+        for node in graph.nodes:
+            hazards.add(node)
+        return hazards
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def may_share(self, a: Node, b: Node) -> bool:
+        """Whether the two results may lie in the same storage."""
+        return self.storage.find(a) is self.storage.find(b)
+
+    def is_written(self, resource: Resource) -> bool:
+        """Whether any node writes the resource. `resource` may be any node of a class."""
+        return bool(self._writers.get(self._name(resource)))
+
+    def writers(self, resource: Resource) -> tuple[Node, ...]:
+        """The nodes that write the resource, in the order in which they were found."""
+        return tuple(self._writers.get(self._name(resource), ()))
+
+    def accesses(self, node: Node) -> Accesses:
+        """What the node touches. Operators that only make a view touch nothing."""
+        find = self.storage.find
+        reads: dict[Resource, None] = dict.fromkeys([find(source) for source in node.all_input_nodes])
+        if _is_plain(node):
+            return Accesses(tuple(reads))
+        if _only_looks(node):
+            return _NOTHING
+        effect = effects.effect_of(node)
+        if effect is Effect.PURE:
+            return Accesses(tuple(reads))
+        writes = dict.fromkeys(self._name(resource) for resource in _writes(node))
+        if effect is Effect.WAIT:
+            start = started_by(node)
+            reads |= dict.fromkeys(find(source) for source in (start.all_input_nodes if start else ()))
+        if effect is not Effect.BARRIER:
+            reads[Ambient.WORLD] = None
+        return Accesses(tuple(r for r in reads if r not in writes), tuple(writes))
+
+    def conflict(self, a: Node, b: Node) -> Resource | None:
+        """A resource because of which the two nodes must not change places, or None when they may."""
+        first, second = self.accesses(a), self.accesses(b)
+        for resource in first.writes:
+            if resource in second.writes or resource in second.reads:
+                return resource
+        return next((resource for resource in second.writes if resource in first.reads), None)
+
+    def touching(self, resource: Resource) -> list[Node]:
+        """Every node that touches the resource, in graph order. For a buffer this walks its users, not the graph."""
+        resource = self._name(resource)
+        if isinstance(resource, Ambient):
+            written = self.writers(resource)
+            around: Iterable[Node] = written[0].graph.nodes if written and resource is Ambient.WORLD else written
+        else:
+            around = self._around(resource)
+        return sorted(node for node in dict.fromkeys(around) if resource in _both(self.accesses(node)))
+
+    def order_edges(self, nodes: Iterable[Node]) -> dict[Node, tuple[Node, ...]]:
+        """For each node the earlier ones that must stay before it because of a conflict; direct inputs left out.
+
+        Near linear: an access is tied to the last write before it, and a write to the reads since then.
+        """
+        last_write: dict[Resource, Node] = {}
+        readers: dict[Resource, list[Node]] = {}
+        edges: dict[Node, tuple[Node, ...]] = {}
+        for node in nodes:
+            reads, writes = self.accesses(node)
+            before: dict[Node, None] = {}
+            for resource in writes:
+                before.update(dict.fromkeys(readers.pop(resource, ())))
+                if resource in last_write:
+                    before[last_write[resource]] = None
+                last_write[resource] = node
+            for resource in reads:
+                if self._writers.get(resource):
+                    readers.setdefault(resource, []).append(node)
+                    if resource in last_write:
+                        before[last_write[resource]] = None
+            if before:
+                inputs = set(node.all_input_nodes)
+                edges[node] = tuple(other for other in before if other not in inputs)
+        return edges
+
+    # -- keeping up to date -------------------------------------------------------------------------------------------
+
+    def add(self, node: Node) -> None:
+        """Take in a node, or read it anew after its arguments have changed."""
+        if _is_plain(node):
+            return
+        for kept, absorbed in self.storage.add(node, self._undo):
+            self._absorb(kept, absorbed)
+        self.discard(node)
+        written = _writes(node)
+        if written:
+            self._register(node, written)
+
+    def discard(self, node: Node) -> None:
+        """Forget what the node writes, because it is erased or about to be read anew."""
+        written = self._written_by.pop(node, ())
+        for resource in written:
+            self._writers.get(self._name(resource), {}).pop(node, None)
+        if written and self._undo is not None:
+            self._undo.append(lambda: self._register(node, written))
+
+    def begin(self) -> None:
+        """From here on, remember how to take changes back."""
+        self._undo = []
+
+    def keep(self) -> None:
+        """Make the changes since `begin` permanent."""
+        self._undo = None
+
+    def take_back(self) -> None:
+        """Undo the changes since `begin`."""
+        steps, self._undo = self._undo or [], None
+        for step in reversed(steps):
+            step()
+
+    def _register(self, node: Node, written: tuple[Resource, ...]) -> None:
+        self._written_by[node] = written
+        for resource in written:
+            self._writers.setdefault(self._name(resource), {})[node] = None
+        if self._undo is not None:
+            self._undo.append(lambda: self.discard(node))
+
+    def _absorb(self, kept: Node, absorbed: Node) -> None:
+        moved = self._writers.pop(absorbed, None)
+        if not moved:
+            return
+        mine = self._writers.setdefault(kept, {})
+        added = [node for node in moved if node not in mine]
+        mine.update(dict.fromkeys(added))
+        if self._undo is not None:
+            self._undo.append(
+                lambda: (self._writers.__setitem__(absorbed, moved), *(mine.pop(node, None) for node in added))
+            )
+
+    def _name(self, resource: Resource) -> Resource:
+        return resource if isinstance(resource, Ambient) else self.storage.find(resource)
+
+    def _around(self, root: Node) -> Iterator[Node]:
+        for member in self.storage.members(root):
+            yield member
+            for user in member.users:
+                yield user
+                if ops.is_collective(user):
+                    yield from waits_of(user)
+
+
+def _both(accesses: Accesses) -> tuple[Resource, ...]:
+    return accesses.reads + accesses.writes
+
+
+def started_by(wait: Node) -> Node | None:
+    """The start that a wait waits for; None when the graph does not hold it."""
+    for value in ops.tensors(wait, ("tensor",)):
+        source = value.all_input_nodes[0] if effects.is_view_like(value) and value.all_input_nodes else value
+        for candidate in (value, source):
+            if ops.is_collective(candidate):
+                return candidate
+    return None
+
+
+def waits_of(start: Node) -> Iterator[Node]:
+    """The waits of a start, through getitems where it returns a list."""
+    for user in start.users:
+        if ops.is_wait(user):
+            yield user
+        elif effects.is_view_like(user):
+            yield from (wait for wait in user.users if ops.is_wait(wait))
+
+
+def _writes(node: Node) -> tuple[Resource, ...]:
+    """What the node writes, buffers by any node that lies in them."""
+    effect = effects.effect_of(node)
+    if effect is Effect.PURE:
+        return ()
+    if effect is Effect.BARRIER:
+        return (Ambient.WORLD, *node.all_input_nodes)
+    if effect is Effect.WAIT:
+        # The wait is what completes the result, which shares its class.
+        return (node,)
+    written: tuple[Resource, ...] = effects.written_nodes(node)
+    if _draws(node):
+        written = (*written, Ambient.GENERATOR)
+    spec = ops.spec_of(node.target)
+    return (*written, Ambient.WIRE) if spec is not None and spec.kind in _KEEP_ORDER else written
+
+
+def _draws(node: Node) -> bool:
+    """Whether the node draws random numbers; the operators that draw in place count as mutations elsewhere."""
+    if isinstance(node.target, OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    return effects.effect_of(node) is Effect.RANDOM
+
+
+@cache
+def _makes_a_view(target: OpOverload) -> bool:
+    declared = formals(target)
+    return any(formal.aliases for formal in declared) and not any(formal.written for formal in declared)
+
+
+def _is_plain(node: Node) -> bool:
+    # Most nodes are, and a large graph is read in half the time for knowing it first.
+    return isinstance(node.target, OpOverload) and effects.is_plain(node.target)
+
+
+def _only_looks(node: Node) -> bool:
+    """Whether the node surely makes a view, so that moving it past a write to its storage changes nothing.
+
+    Operators that copy where they must (reshape, contiguous) do read.
+    """
+    if not effects.is_view_like(node):
+        return False
+    return not isinstance(node.target, OpOverload) or _makes_a_view(node.target)
