@@ -68,6 +68,7 @@ __all__ = [
     "symbolic_functions",
     "tensor_metadata",
     "torch_version",
+    "traces_restored_attributes",
     "tree_map",
 ]
 
@@ -165,6 +166,11 @@ def new_symbol(shape_env: Any, name: str, hint: int) -> torch.SymInt:
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass, where activation checkpointing runs forward code again (2.11 on)."""
     return torch._C._current_graph_task_id() != -1
+
+
+def traces_restored_attributes() -> bool:
+    """Whether the compiler traces code that sets an attribute and sets it back inside a checkpointed region (2.13 on)."""
+    return torch_version() >= (2, 13)
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -48,7 +48,7 @@ class Mlp(nn.Module):
 
 
 class Even(nn.Module):
-    """Sizes that groups of two and of four divide, for tensor parallelism and for graphs that are equal on all ranks."""
+    """Sizes that groups of two and of four divide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,9 +120,10 @@ def train(
     rtol: float = 0.0,
     atol: float = 0.0,
     micro_batches: int = 1,
+    fullgraph: bool = True,
 ) -> None:
-    """A few steps of both models on the same data; the loss, every gradient and every parameter must agree each time."""
-    run = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+    """A few steps of both models on the same data; loss, gradients and parameters must agree each time."""
+    run = model if backend is None else torch.compile(model, backend=backend, fullgraph=fullgraph)
     optimizers = [torch.optim.SGD(each.parameters(), lr=2**-4) for each in (model, reference)]
     for step in range(STEPS):
         for micro in range(micro_batches):
@@ -150,6 +151,11 @@ def own_data(*shape: int) -> Callable[[int], Tensor]:
     return lambda step: integers(*shape, seed=100 * step + dist.get_rank())
 
 
+def own_tokens(step: int) -> Tensor:
+    """Token numbers that differ by rank and by step."""
+    return torch.randint(0, 9, (6,), generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+
+
 # ---- replicate ------------------------------------------------------------------------------------------------------
 
 
@@ -170,10 +176,7 @@ def job_replicate_buffers(backend: str | None) -> None:
     torch.manual_seed(dist.get_rank())
     model = Tied()
     reference = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
-    tokens = lambda step: torch.randint(
-        0, 9, (6,), generator=torch.Generator().manual_seed(10 * step + dist.get_rank())
-    )  # noqa: E731
-    train(replicate(model), reference, tokens, backend=backend, rtol=1e-5, atol=1e-5)
+    train(replicate(model), reference, own_tokens, backend=backend, rtol=1e-5, atol=1e-5)
     for mine, theirs in zip(model.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -251,7 +254,8 @@ POLICIES = {
 
 def job_mixed_precision(backend: str | None, policy: MixedPrecisionPolicy) -> None:
     torch.manual_seed(0)
-    model, reference = shard_both(Mlp(), ["first"], None, mp_policy=policy)
+    inner = [] if policy.output_dtype else ["first"]  # an inner unit casts its output too, to what its user cannot take
+    model, reference = shard_both(Mlp(), inner, None, mp_policy=policy)
     assert model(own_data(4, 5)(0)).dtype == (policy.output_dtype or policy.param_dtype or torch.float32)
     # Two significant digits of bf16; fp16 is closer.
     train(model, reference, own_data(4, 5), backend=backend, rtol=1e-2, atol=1e-2)
@@ -304,6 +308,34 @@ def test_adamw_and_gradient_clipping_work_as_with_fsdp2(ranks):
     ranks(2).run(job_optimizer)
 
 
+class Broken(nn.Module):
+    """Uncompiled code inside a compiled forward, some of which reads the weight of another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8, bias=False) for _ in range(3)])
+
+    @torch.compiler.disable
+    def uncompiled(self, x: Tensor) -> Tensor:
+        return self.layers[1](x) @ self.layers[2].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        torch._dynamo.graph_break()
+        return self.uncompiled(x)
+
+
+def job_broken(wrapper: str) -> None:
+    reference = nn.parallel.DistributedDataParallel(whole_numbered(Broken()))
+    model = (fully_shard if wrapper == "fully_shard" else replicate)(whole_numbered(Broken()))
+    train(model, reference, own_data(4, 8), backend="aot_eager", fullgraph=False)
+
+
+@pytest.mark.parametrize("wrapper", ["fully_shard", "replicate"])
+def test_graph_breaks_lose_no_collective(ranks, wrapper):
+    ranks(2).run(job_broken, wrapper, reset_compiler=True)
+
+
 # ---- the graphs -----------------------------------------------------------------------------------------------------
 
 
@@ -337,7 +369,7 @@ def test_backward_gathers_again_only_where_asked(ranks):
         scattered = {"reduce_scatter_tensor": 4}
         assert again == [{"all_gather_into_tensor": 4}, {"all_gather_into_tensor": 1} | scattered]
         assert keep == [{"all_gather_into_tensor": 4}, scattered]
-        # The outermost unit keeps its parameters. The inner layer is first: its input needs no gradient, so neither its weight.
+        # The outermost unit keeps its parameters; the layer inside is first, and its backward does not need them.
         assert undecided == [{"all_gather_into_tensor": 4}, scattered]
         assert replicated == [{}, {"all_reduce": 2}]
 
@@ -408,10 +440,7 @@ def job_tied(backend: str | None) -> None:
     fully_shard(model.embed)  # the head, wrapped later with the rest, stays tied to it
     fully_shard(model)
     assert model.head._parameters["weight"] is model.embed._parameters["weight"]
-    tokens = lambda step: torch.randint(
-        0, 9, (6,), generator=torch.Generator().manual_seed(10 * step + dist.get_rank())
-    )  # noqa: E731
-    train(model, reference, tokens, backend=backend, rtol=1e-5, atol=1e-5)
+    train(model, reference, own_tokens, backend=backend, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -455,12 +484,17 @@ def test_tensor_parallel_compiles_as_it_is(ranks, backend):
 
 
 def job_python_reducer(backend: str) -> None:
+    def gradients(model: nn.Module, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        run(own_data(4, 8)(0)).sum().backward()
+        return [whole(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+
     reference = nn.parallel.DistributedDataParallel(whole_numbered(Even()))
+    expected = gradients(reference, reference)
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         model = nn.parallel.DistributedDataParallel(whole_numbered(Even()))
-        compiler = torch.compile(backend=backend, fullgraph=True)
-        with torch._dynamo.compiled_autograd._enable(compiler):
-            train(model, reference, own_data(4, 8), backend=backend)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend, fullgraph=True)):
+            found = gradients(model, torch.compile(model, backend=backend, fullgraph=True))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend])

@@ -1,7 +1,7 @@
 """The collectives that the wrappers put into a graph, as plain functions and as differentiable ones.
 
-Each function names a process group and never a rank, so that every rank traces the same graph. Lengths that differ between
-ranks come from the tensor at hand: they differ only where a dimension does not divide evenly.
+Each function names a process group and never a rank, so that every rank traces the same graph. Lengths that differ
+between ranks come from the tensor at hand: they differ only where a dimension does not divide evenly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Cut:
-    """How one tensor lies on the ranks: cut along `dim` into chunks as `torch.chunk` does, the last ones short or empty."""
+    """How one tensor lies on the ranks: in chunks along `dim`, as `torch.chunk` cuts; the last are short or empty."""
 
     dim: int
     length: int
@@ -53,7 +53,7 @@ def all_gather(piece: Tensor, cut: Cut) -> Tensor:
     """The whole tensor, of this rank's piece of it."""
     padded = _padded(piece, cut.dim, cut.chunk).contiguous()
     started = torch.ops._c10d_functional.all_gather_into_tensor(padded, cut.ranks.size, cut.ranks.group)
-    whole = torch.ops._c10d_functional.wait_tensor(started)
+    whole = _waited(started)
     if cut.dim != 0:
         whole = whole.unflatten(0, (cut.ranks.size, -1)).movedim(0, cut.dim).flatten(cut.dim, cut.dim + 1)
     return _shortened(whole, cut.dim, cut.length)
@@ -64,26 +64,22 @@ def reduce_scatter(whole: Tensor, cut: Cut, length: int, op: str) -> Tensor:
     padded = _padded(whole, cut.dim, cut.chunk * cut.ranks.size)
     if cut.dim != 0:
         padded = padded.unflatten(cut.dim, (cut.ranks.size, -1)).movedim(cut.dim, 0).flatten(0, 1)
-    started = torch.ops._c10d_functional.reduce_scatter_tensor(
-        padded.contiguous(), op, cut.ranks.size, cut.ranks.group
-    )
-    return _shortened(torch.ops._c10d_functional.wait_tensor(started), cut.dim, length)
+    started = torch.ops._c10d_functional.reduce_scatter_tensor(padded.contiguous(), op, cut.ranks.size, cut.ranks.group)
+    return _shortened(_waited(started), cut.dim, length)
 
 
 def all_reduce(tensor: Tensor, ranks: Ranks, op: str) -> Tensor:
     """The reduction of everyone's `tensor`."""
-    started = torch.ops._c10d_functional.all_reduce(tensor.contiguous(), op, ranks.group)
-    return torch.ops._c10d_functional.wait_tensor(started)
+    return _waited(torch.ops._c10d_functional.all_reduce(tensor.contiguous(), op, ranks.group))
 
 
 def broadcast(tensor: Tensor, ranks: Ranks) -> Tensor:
     """The tensor that the first rank of the group holds."""
-    started = torch.ops._c10d_functional.broadcast(tensor.contiguous(), 0, ranks.group)
-    return torch.ops._c10d_functional.wait_tensor(started)
+    return _waited(torch.ops._c10d_functional.broadcast(tensor.contiguous(), 0, ranks.group))
 
 
 def mean_piece(gradient: Tensor, cut: Cut, length: int, replicas: Ranks | None) -> Tensor:
-    """This rank's piece of the mean gradient over the ranks of the cut, and over the replicas of each where there are some."""
+    """This rank's piece of the mean gradient over the ranks of the cut and, where there are some, their replicas."""
     before, op, after = _division(gradient.dtype, cut.ranks.size * (replicas.size if replicas else 1))
     if before != 1:
         gradient = gradient / before
@@ -94,7 +90,7 @@ def mean_piece(gradient: Tensor, cut: Cut, length: int, replicas: Ranks | None) 
 
 
 def _division(dtype: torch.dtype, ranks: int) -> tuple[int, str, float]:
-    """Divide by what before the reduction, which reduction, divide by what after it. The product is the number of ranks."""
+    """The divisor before the reduction, the reduction, and the divisor after it; together they make a mean."""
     if ranks == 1:
         return 1, "sum", 1
     if dtype in AVERAGED_IN_FLIGHT:
@@ -103,6 +99,11 @@ def _division(dtype: torch.dtype, ranks: int) -> tuple[int, str, float]:
     while ranks % before == 0 and ranks / before > before:
         before *= 2
     return before, "sum", ranks / before
+
+
+def _waited(started: Tensor) -> Tensor:
+    result: Tensor = torch.ops._c10d_functional.wait_tensor(started)
+    return result
 
 
 def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
@@ -137,7 +138,7 @@ class ReplicateParameter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, ranks: Ranks, precision: Precision) -> Tensor:
-        """A view, so that the result is a node of the graph and not the leaf itself; a cast where precision asks for one."""
+        """A view, so that the result is a node of the graph and not the leaf itself; or a cast."""
         ctx.ranks, ctx.precision, ctx.parameter_dtype = ranks, precision, parameter.dtype
         return parameter.view_as(parameter).to(precision.parameter)
 

@@ -1,15 +1,19 @@
 """`fully_shard` for graphs: torch's composable API, with every collective an operator that `torch.compile` sees.
 
-Change the import and keep the call. What differs from torch's: each parameter is gathered by a collective of its own when it
-is read (merging them is the work of passes), a parameter read twice is gathered and reduced twice, and gradients are
-reduced at every backward. In eager mode the gathered parameter lives until its backward whatever `reshard_after_forward`
-says; in a compiled graph `True` makes the backward gather again.
+Change the import and keep the call. What differs from torch's:
+
+- Each parameter is gathered by a collective of its own when it is read, and one that is read twice is gathered and
+  reduced twice. Merging them is the work of passes.
+- Gradients are reduced at every backward.
+- `reshard_after_forward` shapes compiled graphs: their backward gathers again or not. In eager mode the gathered
+  parameter lives until its backward. Inside an activation-checkpointed region, the gather is repeated with the region.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NoReturn, TypeVar, overload
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,17 +30,27 @@ from counterpoint.capture.wrapping import (
     Membership,
     Unit,
     WrappedModule,
+    check_options,
     check_readable,
     check_wrappable,
+    managed_parameters,
     membership_of,
     modules_to_wrap,
     wrap_module,
 )
 from counterpoint.errors import CaptureError, GroupError, OptionError
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M", bound="nn.Module | list[nn.Module]")
 NO_OFFLOAD = OffloadPolicy()
-# Left on a whole parameter when it is sharded, so that a module wrapped later, which holds the same one, stays tied to it.
+_ACCEPTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
+    {
+        "dp_mesh_dims": (
+            (None,),
+            "pass the data-parallel slice of the mesh as mesh=; parameters may be DTensors on the rest",
+        )
+    }
+)
+# Left on a whole parameter when it is sharded, so that a module wrapped later that holds it too stays tied to it.
 SUCCESSOR = "_counterpoint_sharded"
 
 
@@ -55,7 +69,7 @@ class ShardUnit(Unit):
         return not self.is_outermost if self.reshard is None else self.reshard
 
     def read(self, parameter: nn.Parameter, recipe: Recipe) -> Tensor:
-        """The whole parameter. A checkpointed region around the gather tells the partitioner to do it again in backward."""
+        """The whole parameter. A checkpointed region around the gather makes the partitioner repeat it in backward."""
         piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
         def gather(piece: Tensor) -> Tensor:
@@ -75,9 +89,7 @@ class FullyShardedModule(WrappedModule):
     prefix: ClassVar[str] = "FullyShard"
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Whether backward gathers again, for graphs compiled from now on; `recurse` includes wrapped modules inside."""
-        if not isinstance(self, nn.Module):
-            return
+        """Whether backward gathers again. What is compiled already compiles anew; `recurse` includes modules inside."""
         for module in self.modules() if recurse else [self]:
             unit = _shard_unit_of(module)
             if unit is not None:
@@ -101,12 +113,8 @@ class FullyShardedModule(WrappedModule):
         raise _ordered_by_passes("set_modules_to_backward_prefetch")
 
 
-@overload
-def fully_shard(module: M, **options: Any) -> M: ...
-@overload
-def fully_shard(module: list[nn.Module], **options: Any) -> list[nn.Module]: ...
 def fully_shard(
-    module: Any,
+    module: M,
     *,
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
@@ -114,7 +122,8 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy = FULL_PRECISION,
     offload_policy: OffloadPolicy = NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
-) -> Any:
+    **options: Any,
+) -> M:
     """Shard the parameters of a module, or of several that form one unit, in place; inner modules first, as with torch.
 
     mesh: one dimension shards; of two, the first replicates and the second shards. Default: all ranks.
@@ -124,23 +133,25 @@ def fully_shard(
     mp_policy: all four fields of torch's policy.
     offload_policy: none but the default.
     ignored_params: left as they are, their gradients unreduced.
+    options: further options of torch's, refused by name.
     """
     roots: list[nn.Module] = [module] if isinstance(module, nn.Module) else list(module)
+    check_options(options, _ACCEPTED, fully_shard)
     _check_policy(offload_policy)
     for root in roots:
         check_wrappable(root, "fully_shard")
     data = DataMesh.of(mesh if mesh is not None else _mesh_of_all_ranks())
     unit = ShardUnit(mp_policy, data, _reshard(reshard_after_forward, data))
     _mark_inner_units(roots)
-    _shard_modules(unit, roots, shard_placement_fn, ignored_params or set())
+    _shard_modules(unit, roots, shard_placement_fn, ignored_params)
     return module
 
 
 def _shard_modules(
-    unit: ShardUnit, roots: Sequence[nn.Module], choose: ShardPlacementFn | None, ignored: set[nn.Parameter]
+    unit: ShardUnit, roots: Sequence[nn.Module], choose: ShardPlacementFn | None, ignored: set[nn.Parameter] | None
 ) -> None:
     modules = modules_to_wrap(roots)
-    managed = {owner: _managed(owner, ignored) for owner in modules}
+    managed = {owner: managed_parameters(owner, ignored) for owner in modules}
     # Check everything before changing anything: a refusal must leave the model as it was.
     for owner, parameters in managed.items():
         if parameters or owner in roots:
@@ -152,23 +163,24 @@ def _shard_modules(
         recipes: dict[str, Recipe] = {}
         for name, parameter in parameters.items():
             owner._parameters[name], recipes[name] = _sharded(parameter, unit, choose)
+        _move_buffers(owner, unit.data.mesh.device_type)
         if recipes or owner in roots:
             wrap_module(owner, FullyShardedModule, Membership(unit, owner in roots, recipes))
 
 
-def _managed(module: nn.Module, ignored: set[nn.Parameter]) -> dict[str, nn.Parameter]:
-    own = module.named_parameters(recurse=False, remove_duplicate=False)
-    return {name: parameter for name, parameter in own if parameter not in ignored}
-
-
-def _sharded(
-    parameter: nn.Parameter, unit: ShardUnit, choose: ShardPlacementFn | None
-) -> tuple[nn.Parameter, Recipe]:
+def _sharded(parameter: nn.Parameter, unit: ShardUnit, choose: ShardPlacementFn | None) -> tuple[nn.Parameter, Recipe]:
     successor: tuple[nn.Parameter, Recipe] | None = getattr(parameter, SUCCESSOR, None)
     if successor is None:
         successor = shard_parameter(parameter, unit.data, shard_dim(parameter, choose), unit.policy)
         setattr(parameter, SUCCESSOR, successor)
     return successor
+
+
+def _move_buffers(module: nn.Module, device_type: str) -> None:
+    # Sharded parameters lie on the device of the mesh; what is computed with them has to lie there too.
+    for name, buffer in module._buffers.items():
+        if buffer is not None and not buffer.is_meta and buffer.device.type != device_type:
+            module._buffers[name] = buffer.to(device_type)
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
@@ -197,7 +209,7 @@ def _reshard(value: bool | int | None, data: DataMesh) -> bool | None:
     raise OptionError(
         f"reshard_after_forward={value} asks for a smaller group than the {data.shard.size} ranks of the mesh",
         where="fully_shard: reshard_after_forward",
-        next_step="use True (gather again in backward) or False (keep), or a 2-D mesh whose shard dimension is that small",
+        next_step="use True (gather again in backward), False (keep), or a 2-D mesh with that shard dimension",
     )
 
 

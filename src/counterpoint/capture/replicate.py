@@ -1,16 +1,17 @@
 """`replicate` for graphs: gradients averaged by an all-reduce each, an operator that `torch.compile` sees.
 
-Change the import and keep the call. As DistributedDataParallel does, it copies parameters and buffers from the first rank
-when it wraps, divides gradients by the number of ranks and then sums them, and copies buffers from the first rank before each
-forward. What differs: one all-reduce for each use of a parameter (merging them is the work of passes); gradients are reduced
-at every backward; a parameter that no rank uses needs no flag and keeps `grad` as it is, and one that only some ranks use
-is not supported, because ranks with different graphs cannot meet.
+Change the import and keep the call. As DistributedDataParallel does, it copies parameters and buffers from the first
+rank when it wraps, divides gradients by the number of ranks and then sums them, and copies buffers from the first rank
+before each forward. What differs:
+
+- One all-reduce for each use of a parameter. Merging them is the work of passes.
+- Gradients are reduced at every backward.
+- A parameter that no rank uses needs no flag and keeps `grad` as it is. One that only some ranks use is not supported:
+  ranks with different graphs cannot meet.
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,8 +31,10 @@ from counterpoint.capture.wrapping import (
     Membership,
     Unit,
     WrappedModule,
+    check_options,
     check_readable,
     check_wrappable,
+    managed_parameters,
     modules_to_wrap,
     wrap_module,
 )
@@ -60,6 +63,7 @@ _ACCEPTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "batched_grad_copy": ((False,), _BY_PASSES),
         "delay_all_reduce_named_params": ((None,), _BY_PASSES),
         "param_to_hook_all_reduce": ((None,), _BY_PASSES),
+        "mesh": ((None,), "call it device_mesh"),
         "mixed_precision": ((None,), "use mp_policy=MixedPrecisionPolicy(...)"),
     }
 )
@@ -137,14 +141,14 @@ def replicate(
     mp_policy: as in `fully_shard`.
     options: further options of DistributedDataParallel, accepted at values that change nothing here, refused otherwise.
     """
-    _check_options(options)
+    check_options(options, _ACCEPTED, replicate)
     check_wrappable(module, "replicate")
     ranks, group = _group(device_mesh, process_group)
     modules = modules_to_wrap([module], ignored_modules or ())
-    recipes = _recipes(modules, module, ignored_params or set(), mp_policy)
+    recipes = _recipes(modules, module, ignored_params, mp_policy)
     buffers = [(owner, name) for owner in modules for name in owner._buffers]
     if init_sync:
-        managed = [parameter for owner in modules for parameter in _managed(owner, ignored_params or set()).values()]
+        managed = [parameter for owner in modules for parameter in managed_parameters(owner, ignored_params).values()]
         copied = [buffer for buffer in _tensors(buffers) if broadcast_buffers]
         _copy_from_first_rank([*managed, *copied], group)
     follows = broadcast_buffers if forward_sync_buffers is None else forward_sync_buffers
@@ -156,7 +160,7 @@ def replicate(
 
 
 def _recipes(
-    modules: Iterable[nn.Module], root: nn.Module, ignored: set[nn.Parameter], policy: MixedPrecisionPolicy
+    modules: Iterable[nn.Module], root: nn.Module, ignored: set[nn.Parameter] | None, policy: MixedPrecisionPolicy
 ) -> dict[nn.Module, dict[str, Recipe]]:
     recipes: dict[nn.Module, dict[str, Recipe]] = {}
     for owner in modules:
@@ -164,16 +168,11 @@ def _recipes(
             name: Recipe(
                 Precision(parameter_dtype(policy, parameter), gradient_dtype(policy, parameter)), outline_of(parameter)
             )
-            for name, parameter in _managed(owner, ignored).items()
+            for name, parameter in managed_parameters(owner, ignored).items()
         }
         if recipes[owner] or owner is root:
             check_readable(owner, "replicate")
     return recipes
-
-
-def _managed(module: nn.Module, ignored: set[nn.Parameter]) -> dict[str, nn.Parameter]:
-    own = module.named_parameters(recurse=False, remove_duplicate=False)
-    return {name: parameter for name, parameter in own if parameter not in ignored}
 
 
 def _tensors(buffers: Iterable[tuple[nn.Module, str]]) -> list[Tensor]:
@@ -221,17 +220,3 @@ def _group(mesh: DeviceMesh | None, group: dist.ProcessGroup | None) -> tuple[Ra
     if group is None:
         raise GroupError("this rank has no default process group", where="replicate")
     return Ranks(group.group_name, group.size()), group
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if name not in _ACCEPTED:
-            known = [*inspect.signature(replicate).parameters, *_ACCEPTED]
-            near = difflib.get_close_matches(name, [other for other in known if other not in ("module", "options")])
-            raise OptionError(
-                f"replicate has no option {name!r}",
-                next_step=f"did you mean {' or '.join(near)}?" if near else "see help(counterpoint.replicate)",
-            )
-        accepted, next_step = _ACCEPTED[name]
-        if value not in accepted:
-            raise OptionError(f"{name}={value!r} is not supported", where="replicate", next_step=next_step)

@@ -1,8 +1,8 @@
 """Cutting parameters over a mesh: from a whole parameter to the sharded DTensor that stands in its place, and back.
 
-The sharded parameter is the DTensor that torch's `fully_shard` makes: chunks as `torch.chunk` cuts them, so some ranks may
-hold short or empty ones; placements `(Shard(d),)` on a 1-D mesh and `(Replicate(), Shard(d))` on a 2-D one; and for a
-parameter that tensor parallelism has already cut, the placements of both on the mesh of both.
+The sharded parameter is the DTensor that torch's `fully_shard` makes: chunks as `torch.chunk` cuts them, so some ranks
+may hold short or empty ones; placements `(Shard(d),)` on a 1-D mesh and `(Replicate(), Shard(d))` on a 2-D one; and for
+a parameter that tensor parallelism has already cut, the placements of both on the mesh of both.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from counterpoint import _torch
 from counterpoint.capture.collectives import Cut, Precision, Ranks
-from counterpoint.capture.mixed_precision import MixedPrecisionPolicy, gradient_dtype, parameter_dtype
+from counterpoint.capture.mixed_precision import gradient_dtype, parameter_dtype
 from counterpoint.errors import CaptureError, OptionError
 
 ShardPlacementFn = Callable[[nn.Parameter], Shard | None]
@@ -40,9 +41,7 @@ class DataMesh:
                 where="fully_shard: mesh",
                 next_step='pass a slice of it, such as mesh["dp"]',
             )
-        return DataMesh(
-            mesh, ranks_of(mesh, mesh.ndim - 1), ranks_of(mesh, 0) if mesh.ndim == 2 else None
-        )
+        return DataMesh(mesh, ranks_of(mesh, mesh.ndim - 1), ranks_of(mesh, 0) if mesh.ndim == 2 else None)
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def shard_parameter(
         _placements(data, dim, outline),
         run_check=False,
         shape=parameter.shape,
-        stride=parameter.stride(),
+        stride=torch.empty(parameter.shape, device="meta").stride(),
     )
     precision = Precision(parameter_dtype(policy, parameter), gradient_dtype(policy, parameter))
     recipe = Recipe(cut, data.replicate, precision, outline)

@@ -2,28 +2,29 @@
 
 A wrapped module keeps its parameters where they were, under the same names, so `named_parameters`, `state_dict` and
 optimizers see nothing new. What changes is its class: a subclass of its own class with one property for each managed
-parameter. Outside of a forward the property returns the registered parameter. During a forward, under `torch.compile`, and
-during backward (where activation checkpointing runs forward code again) it returns what the wrapper makes of it.
+parameter. Outside of a forward the property returns the registered parameter. During a forward, under `torch.compile`,
+and during backward (where activation checkpointing runs forward code again) it returns what the wrapper makes of it.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from counterpoint import _torch
-from counterpoint.capture.mixed_precision import MixedPrecisionPolicy, cast_floats, cast_inputs
-from counterpoint.errors import CaptureError
+from counterpoint.capture.mixed_precision import cast_floats, cast_inputs
+from counterpoint.errors import CaptureError, OptionError
 
 ATTRIBUTE = "_counterpoint"
-M = TypeVar("M", bound=nn.Module)
 
 
 class Unit(ABC):
@@ -31,7 +32,7 @@ class Unit(ABC):
 
     def __init__(self, policy: MixedPrecisionPolicy) -> None:
         self.policy = policy
-        self._running = 0
+        self.in_forward = False
 
     @abstractmethod
     def read(self, parameter: nn.Parameter, recipe: Any) -> Tensor:
@@ -43,31 +44,27 @@ class Unit(ABC):
     @property
     def is_running(self) -> bool:
         """Whether parameters are read for computing with them, as opposed to looking at them or initialising them."""
-        return torch.compiler.is_compiling() or self._running > 0 or _torch.in_backward()
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Marks a forward in progress. Under the compiler there is nothing to mark: it traces forwards only."""
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
+        return torch.compiler.is_compiling() or self.in_forward or _torch.in_backward()
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What one wrapped module knows: its unit, whether it was handed to the wrapper itself, and how to read each parameter."""
+    """What a wrapped module knows: its unit, whether it was itself handed to the wrapper, how to read parameters."""
 
     unit: Unit
     is_root: bool
     recipes: dict[str, Any]
 
 
-class WrappedModule:
+class WrappedModule(nn.Module):
     """Base of the classes that wrapped modules get; its children carry the methods of each wrapper."""
 
     prefix: ClassVar[str] = ""
+    plain_class: ClassVar[type[nn.Module]] = nn.Module
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A module of the plain class: containers make new ones of their own class, when they are sliced for one."""
+        return cls.plain_class(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         """Refused, as torch's wrappers do: the copy would share process groups and ties with the original."""
@@ -84,10 +81,11 @@ def membership_of(module: nn.Module) -> Membership | None:
     return found if isinstance(found, Membership) else None
 
 
-def wrap_module(module: nn.Module, kind: type[WrappedModule], membership: Membership) -> None:
-    """Give the module its new class and its membership. This is the only place that changes a class."""
+def wrap_module(module: nn.Module, kind: Any, membership: Membership) -> None:
+    """Give the module its membership and a class of a kind of `WrappedModule`. Only this function changes a class."""
     module.__dict__[ATTRIBUTE] = membership
-    module.__class__ = _wrapped_class(type(module), kind, tuple(sorted(membership.recipes)))
+    plain: Any = type(module)
+    module.__class__ = _wrapped_class(plain, kind, tuple(sorted(membership.recipes)))
 
 
 def modules_to_wrap(roots: Sequence[nn.Module], ignored: Iterable[nn.Module] = ()) -> list[nn.Module]:
@@ -107,8 +105,37 @@ def modules_to_wrap(roots: Sequence[nn.Module], ignored: Iterable[nn.Module] = (
     return found
 
 
+def managed_parameters(module: nn.Module, ignored: Iterable[nn.Parameter] | None) -> dict[str, nn.Parameter]:
+    """The module's own parameters by name, tied ones under each of their names, without the ignored ones."""
+    skip = {id(parameter) for parameter in ignored or ()}
+    own = module.named_parameters(recurse=False, remove_duplicate=False)
+    return {name: parameter for name, parameter in own if id(parameter) not in skip}
+
+
+def check_options(
+    options: Mapping[str, Any], accepted: Mapping[str, tuple[tuple[Any, ...], str]], wrapper: Callable[..., Any]
+) -> None:
+    """Refuse options of torch's wrapper that mean nothing here, unless at a value that asks for what happens anyway.
+
+    `accepted` maps a name to its harmless values and to what to do instead of passing another.
+    """
+    for name, value in options.items():
+        if name not in accepted:
+            known = [*inspect.signature(wrapper).parameters, *accepted]
+            near = difflib.get_close_matches(name, known)
+            raise OptionError(
+                f"{wrapper.__name__} has no option {name!r}",
+                next_step=f"did you mean {' or '.join(near)}?"
+                if near
+                else f"see help(counterpoint.{wrapper.__name__})",
+            )
+        harmless, next_step = accepted[name]
+        if value not in harmless:
+            raise OptionError(f"{name}={value!r} is not supported", where=wrapper.__name__, next_step=next_step)
+
+
 def check_wrappable(module: nn.Module, wrapper: str) -> None:
-    """Refuse what would be wrapped in name only: modules that do not run a Python forward, or bypass their attributes."""
+    """Refuse what cannot be a unit: wrapped already, by us or by torch, or a container without a forward."""
     name = type(module).__name__
     if membership_of(module) is not None:
         raise CaptureError(
@@ -147,12 +174,13 @@ def check_readable(module: nn.Module, wrapper: str) -> None:
         )
 
 
-@functools.lru_cache(maxsize=None)
-def _wrapped_class(base: type[nn.Module], kind: type[WrappedModule], names: tuple[str, ...]) -> type[nn.Module]:
+@functools.cache
+def _wrapped_class(base: type[Any], kind: type[Any], names: tuple[str, ...]) -> type[Any]:
     # One class for all modules of a kind: the compiler then takes the layers of a model for repetitions of one layer.
     members: dict[str, Any] = {name: _reader(name) for name in names}
     members["forward"] = _forward_through(base)
     members["__module__"] = base.__module__
+    members["plain_class"] = base
     return type(f"{kind.prefix}{base.__name__}", (kind, base), members)
 
 
@@ -170,18 +198,26 @@ def _reader(name: str) -> property:
 
 
 def _forward_through(base: type[nn.Module]) -> Any:
+    # After a graph break inside a compiled forward, what runs uncompiled must still find the unit running, or it would
+    # compute with the registered parameters and their gradients would stay unreduced. So the mark is set while tracing
+    # as well, where that can be traced; elsewhere a break inside `try` leaves this whole function uncompiled.
+    traced = _torch.traces_restored_attributes()
+
     @functools.wraps(base.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         membership: Membership = self._counterpoint
-        unit = membership.unit
+        unit, before = membership.unit, membership.unit.in_forward
         if membership.is_root:
             unit.before_forward()
             args, kwargs = cast_inputs(unit.policy, args, kwargs)
-        if torch.compiler.is_compiling():
+        marks = traced or not torch.compiler.is_compiling()
+        try:
+            if marks:
+                unit.in_forward = True
             output = base.forward(self, *args, **kwargs)
-        else:
-            with unit.running():
-                output = base.forward(self, *args, **kwargs)
+        finally:
+            if marks:
+                unit.in_forward = before
         return cast_floats(output, unit.policy.output_dtype) if membership.is_root else output
 
     return forward
