@@ -46,24 +46,31 @@ def test_all_to_all_broadcast_and_shard_dim() -> None:
     assert torch.equal(first[2], torch.cat([a[:, :1], b[:, :1]]))
 
 
+@pytest.mark.skipif(not hasattr(C10D, "irecv"), reason="torch has no functional point-to-point before 2.12")
 def test_point_to_point() -> None:
-    builder = GraphBuilder()
-    x = builder.input("x", (2,))
-    made = builder.call(C10D.batch_p2p_ops.default, ["isend", "irecv"], [1, 1], [0, 0], [x, x], "0")
-    builder.finish(made)
-    ring = GraphBuilder()
-    y = ring.input("y", (2,))
-    buffer = ring.call(ATEN.clone.default, y)
-    sent = ring.wait(ring.call(C10D.isend.default, y, 1, 7, "0"))
-    gm_send = ring.finish(sent, buffer)
-    other = GraphBuilder()
-    z = other.input("z", (2,))
-    buffer = other.call(ATEN.clone.default, z)
-    got = other.wait(other.call(C10D.irecv.default, buffer, 0, 7, "0"))
-    gm_receive = other.finish(got)
+    sender, receiver = GraphBuilder(), GraphBuilder()
+    x = sender.input("x", (2,))
+    sending = sender.finish(sender.wait(sender.call(C10D.isend.default, x, 1, 7, "0")))
+    buffer = receiver.call(ATEN.clone.default, receiver.input("y", (2,)))
+    receiving = receiver.finish(receiver.wait(receiver.call(C10D.irecv.default, buffer, 0, 7, "0")))
     inputs = per_rank((2,))
-    _, received = evaluate([gm_send, gm_receive], inputs, ring.groups)
+    _, received = evaluate([sending, receiving], inputs, sender.groups)
     assert torch.equal(received[0], inputs[0][0])
+
+
+@pytest.mark.skipif(not hasattr(C10D, "batch_p2p_ops"), reason="torch has no functional point-to-point before 2.12")
+def test_a_batch_of_point_to_point_operations() -> None:
+    graphs = []
+    for peer in (1, 0):
+        builder = GraphBuilder()
+        x = builder.input("x", (2,))
+        buffer = builder.call(ATEN.zeros_like.default, x)
+        made = builder.call(C10D.batch_p2p_ops.default, ["isend", "irecv"], [peer, peer], [0, 0], [x, buffer], "0")
+        graphs.append(builder.finish(builder.wait(builder.call(operator.getitem, made, 1))))
+    inputs = per_rank((2,))
+    first, second = evaluate(graphs, inputs, GroupTable({"0": (0, 1)}))
+    assert torch.equal(first[0], inputs[1][0])
+    assert torch.equal(second[0], inputs[0][0])
 
 
 def test_a_result_read_before_its_wait_is_poison() -> None:
