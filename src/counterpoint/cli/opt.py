@@ -1,7 +1,9 @@
-"""`counterpoint opt`: run a pipeline of passes on a saved graph."""
+"""`counterpoint opt`: run a pipeline of passes on saved graphs."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from counterpoint.cli.compile_flags import compile_flags, given
 from counterpoint.cli.terminal import show
 
 if TYPE_CHECKING:
+    from counterpoint.capture.graph import CapturedGraph
     from counterpoint.options import CompileOptions
     from counterpoint.passes.report import PipelineReport
 
@@ -33,10 +36,10 @@ def _list_passes(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @compile_flags("passes", "verify", "bitwise", "on_error")
-@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Save the graph there.")
-@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON, and nothing else.")
-@click.option("--graph/--no-graph", "with_graph", default=True, help="Write the graph as well.  [default: graph]")
-@click.option("--by-module", is_flag=True, help="Group the ledger by the modules of the user's code.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Save the graphs there.")
+@click.option("--json", "as_json", is_flag=True, help="Write the reports as JSON, and nothing else.")
+@click.option("--graph/--no-graph", "with_graph", default=True, help="Write the graphs as well.  [default: graph]")
+@click.option("--by-module", is_flag=True, help="Group the ledgers by the modules of the user's code.")
 @click.option(
     "--list-passes", is_flag=True, is_eager=True, expose_value=False, callback=_list_passes,
     help="List the passes with their options, and stop.",
@@ -52,44 +55,55 @@ def opt(
     by_module: bool,
     **flags: Any,
 ) -> None:
-    """Run a pipeline of passes on the graph saved in FILE, and write the graph and its ledger.
+    """Run a pipeline of passes on the graphs saved in FILE, and write each graph and its ledger.
 
-    Every collective of the graph gets a verdict. A pass that fails, or whose graph does not verify, is undone; the
+    Every collective gets a verdict. A pass that fails, or whose graph does not verify, is undone; the
     exit code is then 1.
     """
-    from counterpoint.capture.file import load_graph, save_graph
+    from counterpoint.capture.file import load_graphs, save_graph
     from counterpoint.options import effective
-    from counterpoint.report.ledger_json import report_to_json
-    from counterpoint.report.ledger_text import ledger_view
-    from counterpoint.report.run_text import run_view
+    from counterpoint.report.ledger_json import reports_to_json
 
     options = effective(given(flags), source="command line").options
-    captured = load_graph(file)
-    report = optimise(captured, options)
+    graphs = load_graphs(file)
+    reports = optimise(graphs, options)
     if output is not None:
-        save_graph(output, captured)
+        save_graph(output, graphs)
     if as_json:
-        click.echo(report_to_json(report))
+        click.echo(reports_to_json(reports))
     else:
-        if with_graph:
-            from counterpoint.ir.text import print_graph
-
-            click.echo(print_graph(captured.gm))
-        show(lambda plain: run_view(report, plain=plain))
-        click.echo()
-        show(lambda plain: ledger_view(report.ledger, by_module=by_module, plain=plain))
-    ctx.exit(1 if report.problems else 0)
+        for captured, report in zip(graphs, reports, strict=True):
+            _show(captured, report, with_graph, by_module)
+    ctx.exit(1 if any(report.problems for report in reports) else 0)
 
 
-def optimise(captured: Any, options: CompileOptions) -> PipelineReport:
-    """Run the pipeline that the options ask for on a captured graph, in place."""
+def optimise(graphs: Sequence[CapturedGraph], options: CompileOptions) -> list[PipelineReport]:
+    """Run the pipeline that the options ask for on captured graphs, in place."""
     from counterpoint.ir.groups import GroupTable
     from counterpoint.passes.pipeline import Pipeline, run_pipeline
 
-    return run_pipeline(
-        captured.gm,
-        Pipeline.of(options),
-        options=options,
-        groups=GroupTable(captured.groups),
-        name=captured.role,
-    )
+    pipeline = Pipeline.of(options)
+    roles = Counter(captured.role for captured in graphs)
+    return [
+        run_pipeline(
+            captured.gm,
+            pipeline,
+            options=options,
+            groups=GroupTable(captured.groups),
+            name=captured.role if roles[captured.role] == 1 else f"{captured.name}/{captured.role}",
+        )
+        for captured in graphs
+    ]
+
+
+def _show(captured: CapturedGraph, report: PipelineReport, with_graph: bool, by_module: bool) -> None:
+    from counterpoint.ir.text import print_graph
+    from counterpoint.report.ledger_text import ledger_view
+    from counterpoint.report.run_text import run_view
+
+    click.echo(f"{captured.name}: {captured.role} graph of rank {captured.rank} of {captured.world_size}\n")
+    if with_graph:
+        click.echo(print_graph(captured.gm))
+    show(lambda plain: run_view(report, plain=plain))
+    click.echo()
+    show(lambda plain: ledger_view(report.ledger, by_module=by_module, plain=plain))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
+from rich.progress import Progress as RichProgress
+from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from counterpoint.errors import CounterpointError
@@ -34,3 +36,41 @@ def show_error(error: CounterpointError) -> None:
     console = Console(file=sys.stderr, soft_wrap=True)
     for heading, text in lines:
         console.print(Text.assemble((heading, "bold red" if heading == "error: " else "bold"), text))
+
+
+class Progress:
+    """What goes on, on standard error: one living line for a person, plain lines for a log."""
+
+    def __init__(self) -> None:
+        self._live: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._title = ""
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+            self._live = RichProgress(*columns, console=Console(file=sys.stderr))
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def stage(self, text: str) -> None:
+        """Something longer has begun."""
+        if self._live is None:
+            click.echo(text, err=True)
+            return
+        if self._task is not None:
+            self._live.update(self._task, total=1, completed=1)
+        self._task = self._live.add_task(text, total=None)
+        self._title = text
+
+    def step(self, step: int, of: int, loss: float) -> None:
+        """One step of training is done."""
+        text = f"step {step} of {of}, loss {loss:.4f}"
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, description=f"{self._title}: {text}")
+        elif step in (1, of) or step % max(1, of // 3) == 0:
+            click.echo(f"  {text}", err=True)
