@@ -168,6 +168,9 @@ def is_suitable(torch: str | None) -> bool:
 
 def install(need: str) -> None:
     if need not in WITHOUT_PACKAGE:
+        if package_is_there():
+            pip(*NEEDS[need])
+            return
         install_torch()
         # The build backend is pinned like everything else, hence no isolated (and unpinned) build environment.
         pip("setuptools")
@@ -176,6 +179,11 @@ def install(need: str) -> None:
         return
     # Its command must lie in .venv, even where the reused Python already has the tool.
     pip("--ignore-installed", *NEEDS[need])
+
+
+def package_is_there() -> bool:
+    """Another need has brought torch and this package along."""
+    return any(is_set_up(other) for other in NEEDS if other not in WITHOUT_PACKAGE)
 
 
 def install_torch() -> None:
@@ -201,7 +209,7 @@ def pip(*what: str) -> None:
 
 
 def check(need: str) -> None:
-    if need in WITHOUT_PACKAGE:
+    if need in WITHOUT_PACKAGE or package_is_there():
         return
     say("checking that torch and counterpoint import")
     run([str(venv_python()), "-c", "import torch, counterpoint; print('torch', torch.__version__)"])
