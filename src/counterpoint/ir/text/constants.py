@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,11 +68,18 @@ def constant_text(tensor: torch.Tensor, values: ValuePrinter) -> str:
 
 def _as_list(tensor: torch.Tensor) -> list[Any] | None:
     try:
-        listed: list[Any] = tensor.detach().cpu().reshape(-1).tolist()
+        listed = [_plain_nan(x) for x in tensor.detach().cpu().reshape(-1).tolist()]
         torch.tensor(listed, dtype=tensor.dtype)
     except (RuntimeError, TypeError, NotImplementedError):
         return None
     return listed
+
+
+def _plain_nan(number: Any) -> Any:
+    """The number as its text reads back: a NaN loses its payload there."""
+    if isinstance(number, complex):
+        return complex(_plain_nan(number.real), _plain_nan(number.imag))
+    return math.nan if number != number else number
 
 
 class ConstantReader:

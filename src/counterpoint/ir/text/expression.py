@@ -49,7 +49,8 @@ def _text(e: Any) -> tuple[str, int]:
     if e in (sympy.true, sympy.false):
         return str(bool(e)), _ATOM
     if isinstance(e, sympy.core.relational.Relational):
-        return f"{_bound(e.lhs, _SUM)} {e.rel_op} {_bound(e.rhs, _SUM)}", _RELATION
+        relation: Any = e
+        return f"{_bound(relation.lhs, _SUM)} {relation.rel_op} {_bound(relation.rhs, _SUM)}", _RELATION
     name = type(e).__name__
     if name == "FloorDiv":
         return f"{_bound(e.args[0], _PRODUCT)} // {_bound(e.args[1], _POWER)}", _PRODUCT
@@ -79,10 +80,11 @@ def _number(e: Any) -> tuple[str, int]:
 
 
 def _sum(e: Any) -> str:
-    terms = sorted((_bound(term, _PRODUCT), bool(term.is_Number)) for term in e.args)
-    terms.sort(key=lambda term: term[1])
-    text = terms[0][0]
-    for term, _ in terms[1:]:
+    # Numbers last and negative terms after positive ones: `s0 - s1 + 4`.
+    terms = [(bool(term.is_Number), _bound(term, _PRODUCT)) for term in e.args]
+    terms.sort(key=lambda term: (term[0], term[1].startswith("-"), term[1]))
+    text = terms[0][1]
+    for _, term in terms[1:]:
         text += f" - {term[1:]}" if term.startswith("-") else f" + {term}"
     return text
 
@@ -90,7 +92,8 @@ def _sum(e: Any) -> str:
 def _product(e: Any) -> str:
     coefficient, rest = e.as_coeff_Mul()
     # A floor division or a modulus in the middle of a product must keep its brackets: `8*(s0 // 8)`.
-    factors = sorted(_bound(factor, _POWER) for factor in sympy.Mul.make_args(rest))
+    factors = [_bound(factor, _POWER) for factor in sympy.Mul.make_args(rest)]
+    factors.sort(key=lambda factor: (factor.startswith("("), factor))
     if coefficient == 1:
         return "*".join(factors)
     if coefficient == -1:

@@ -59,13 +59,11 @@ def _users_frame(trace: str) -> tuple[str, str]:
         return "?", ""
     own = [frame for frame in frames if not frame[1].startswith(_NOT_THE_USERS)]
     file, line, function, code = (own or frames)[-1].groups()
-    return f"{_plain(file)}:{line} in {_plain(function)}", _plain(code or "", "\n")
+    return f"{_plain(file)}:{line} in {_plain(function)}", (code or "").strip()
 
 
-def _plain(text: str, unwanted: str = "|\n") -> str:
-    for sign in unwanted:
-        text = text.replace(sign, "_")
-    return " ".join(text.split())
+def _plain(text: str) -> str:
+    return " ".join(text.replace("|", "_").split())
 
 
 def _module_text(node: fx.Node) -> str:

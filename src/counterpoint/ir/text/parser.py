@@ -206,7 +206,9 @@ class _Parser:
     def _create(
         self, graph: fx.Graph, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> fx.Node:
-        node = graph.create_node(op, target, args, kwargs, name=name)
+        # Arguments come after creation, where a symbolic number among them is taken without a warning.
+        node = graph.create_node(op, target, (), {}, name=name)
+        node.args, node.kwargs = args, kwargs
         if node.name != name:
             raise self._cursor.error(
                 "", problem=f"the name %{name} cannot be used in a graph", next_step=f"call it %{node.name}"

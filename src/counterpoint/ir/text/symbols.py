@@ -121,6 +121,8 @@ class SymbolReader:
             wanted = "no value (it is known only at run time)" if name.startswith(("u", "zu")) else "`= value`"
             raise cursor.error(f"{wanted} for {name}")
         low, high = _read_range(cursor, whole=not name.startswith("z"), usual_low=float(_usual_low(name)))
+        if hint is not None and not low <= hint <= high:
+            raise cursor.error("", at=start, problem=f"the value {hint} of {name} is outside [{low}, {high}]")
         marks = {cursor.take() for _ in range(2) if cursor.at("size") or cursor.at("positive") or cursor.at("signed")}
         self._declare(name, _torch.SymbolFacts(hint, low, high, "size" in marks), marks)
 
@@ -221,7 +223,7 @@ class SymbolReader:
 
     def _hint(self, kind: type, expression: Any) -> int | float | None:
         value = expression.xreplace(self._hints)
-        if value.free_symbols:
+        if value.free_symbols or kind is torch.SymBool:
             return None
         return int(value) if kind is torch.SymInt else float(value)
 
@@ -240,7 +242,11 @@ def _read_range(cursor: Cursor, *, whole: bool, usual_low: float) -> tuple[Any, 
             raise cursor.error("a range whose first bound is not above its second", at=start)
     infinity = _torch.symbolic_functions()["int_oo"] if whole else sympy.oo
     to_bound = sympy.Integer if whole else sympy.Float
-    return tuple((infinity if b > 0 else -infinity) if is_infinite(b) else to_bound(b) for b in (low, high))
+
+    def bound(value: Any) -> Any:
+        return (infinity if value > 0 else -infinity) if is_infinite(value) else to_bound(value)
+
+    return bound(low), bound(high)
 
 
 def _read_signed_number(cursor: Cursor) -> Any:

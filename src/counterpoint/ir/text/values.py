@@ -66,8 +66,8 @@ class ValuePrinter:
             torch.memory_format: str,
             slice: lambda v: f"slice({self._join((v.start, v.stop, v.step))})",
             range: lambda v: f"range({v.start}, {v.stop}, {v.step})",
-            torch.Size: lambda v: f"Size({self._join(v)})",
-            tuple: lambda v: f"({self._join(v)},)" if len(v) == 1 else f"({self._join(v)})",
+            tuple: self._tuple,
+            torch.Size: self._tuple,
             list: lambda v: f"[{self._join(v)}]",
             dict: self._dict,
         }
@@ -92,6 +92,9 @@ class ValuePrinter:
 
     def _join(self, items: Any) -> str:
         return ", ".join([self.text(item) for item in items])
+
+    def _tuple(self, items: Any) -> str:
+        return f"({self._join(items)},)" if len(items) == 1 else f"({self._join(items)})"
 
     def _dict(self, items: Mapping[Any, Any]) -> str:
         return "{" + ", ".join(f"{self.text(k)}: {self.text(v)}" for k, v in items.items()) + "}"
@@ -260,6 +263,5 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "object": _text_only(Opaque),
     "complex": _numbers_only(complex),
     "range": _numbers_only(range),
-    "Size": _numbers_only(lambda *sizes: torch.Size(sizes)),
     "slice": slice,
 }
