@@ -196,9 +196,12 @@ class Hazards:
         added = [node for node in moved if node not in mine]
         mine.update(dict.fromkeys(added))
         if self._undo is not None:
-            self._undo.append(
-                lambda: (self._writers.__setitem__(absorbed, moved), *(mine.pop(node, None) for node in added))
-            )
+            self._undo.append(lambda: self._part(absorbed, moved, mine, added))
+
+    def _part(self, absorbed: Node, moved: dict[Node, None], mine: dict[Node, None], added: list[Node]) -> None:
+        self._writers[absorbed] = moved
+        for node in added:
+            mine.pop(node, None)
 
     def _name(self, resource: Resource) -> Resource:
         return resource if isinstance(resource, Ambient) else self.storage.find(resource)

@@ -56,8 +56,12 @@ class Storage:
         length = len(kept)
         kept.extend(self.members(drop))
         if undo is not None:
-            undo.append(lambda: (self._parent.pop(drop), kept.__delitem__(slice(length, None))))
+            undo.append(lambda: self._part(drop, kept, length))
         return keep, drop
+
+    def _part(self, drop: Node, kept: list[Node], length: int) -> None:
+        del self._parent[drop]
+        del kept[length:]
 
     def _shares_with(self, node: Node, undo: list[Undo] | None) -> Iterator[Node]:
         if node.op == "get_attr":
