@@ -62,7 +62,7 @@ def _is_error(value: object, base: type) -> bool:
 def _as_markdown(docstring: str) -> str:
     """Headings of a pass's docstring in bold; indented graphs stay code by Markdown's own rule."""
     names = "|".join(HEADINGS)
-    return re.sub(rf"^({names}):?[ \t]*", r"\n**\1.** ", docstring, flags=re.MULTILINE)
+    return re.sub(rf"^({names}):[ \t]*", r"\n**\1.** ", docstring, flags=re.MULTILINE)
 
 
 def _options(cls: type) -> Iterable[str]:
