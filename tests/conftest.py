@@ -32,9 +32,10 @@ def ranks() -> Iterator[RanksByWorldSize]:
     pools.stop()
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, and say why, what this machine cannot run."""
     for marker, missing in toolchain.NEEDS.items():
-        reason = missing() if item.get_closest_marker(marker) else None
-        if reason:
-            pytest.skip(reason)
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        reason = missing() if marked else None
+        for item in marked if reason else []:
+            item.add_marker(pytest.mark.skip(reason=str(reason)))
