@@ -18,6 +18,7 @@ def passes_page() -> str:
     from counterpoint.passes.registry import REGISTRY
 
     lines = ["# Passes", "", "A pipeline is text: names of passes with their options, separated by commas.", ""]
+    lines += ["In that text an option is written with hyphens for underscores.", ""]
     for cls in REGISTRY:
         lines += [f"## `{cls.name}`", "", _as_markdown(inspect.getdoc(cls) or ""), "", *_options(cls), ""]
     return "\n".join(lines)
@@ -69,7 +70,7 @@ def _options(cls: type) -> Iterable[str]:
     from counterpoint.options import described
 
     for info in described(cls).values():
-        yield f"- `{info.kebab}`, default `{info.default}`: {info.help}. {info.expects.capitalize()}."
+        yield f"- `{info.name}`, default `{info.default!r}`: {info.help}. {info.expects.capitalize()}."
 
 
 def _cell(text: str) -> str:
