@@ -215,7 +215,7 @@ def job_fully_shard(backend: str | None, reshard: bool | None) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("world_size", "reshard"), [(2, False), (2, None), (4, None)])
+@pytest.mark.parametrize(("world_size", "reshard"), [(2, False), (4, None)])
 def test_fully_shard_equals_fsdp2_bitwise_on_uneven_and_empty_shards(ranks, world_size, reshard, backend):
     ranks(world_size).run(job_fully_shard, backend, reshard, reset_compiler=True)
 
@@ -339,18 +339,26 @@ def test_graph_breaks_lose_no_collective(ranks, wrapper):
 # ---- the graphs -----------------------------------------------------------------------------------------------------
 
 
-def collective_counts(model: nn.Module, x: Tensor) -> list[dict[str, int]]:
-    """How often each collective occurs in the forward and in the backward graph."""
-    counts: list[dict[str, int]] = []
+def compiled_graphs(model: nn.Module, x: Tensor) -> list[torch.fx.GraphModule]:
+    """The forward and the backward graph."""
+    graphs: list[torch.fx.GraphModule] = []
 
-    def count(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        names = [node.target.name() for node in gm.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-        found = [name.removeprefix("_c10d_functional::") for name in names if name.startswith("_c10d_functional")]
-        counts.append({name: found.count(name) for name in sorted(set(found)) if name != "wait_tensor"})
+    def keep(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(gm)
         return make_boxed_func(gm.forward)
 
-    backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=min_cut_rematerialization_partition)
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
     torch.compile(model, backend=backend, fullgraph=True)(x).sum().backward()
+    return graphs
+
+
+def collective_counts(model: nn.Module, x: Tensor) -> list[dict[str, int]]:
+    """How often each collective occurs in the forward and in the backward graph."""
+    counts = []
+    for graph in compiled_graphs(model, x):
+        names = [node.target.name() for node in graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        found = [name.removeprefix("_c10d_functional::") for name in names if name.startswith("_c10d_functional")]
+        counts.append({name: found.count(name) for name in sorted(set(found)) if name != "wait_tensor"})
     return counts
 
 
@@ -361,17 +369,46 @@ def job_graphs() -> list[Any]:
         fully_shard(model[0], reshard_after_forward=reshard)
         found.append(collective_counts(fully_shard(model, reshard_after_forward=reshard), torch.ones(2, 8)))
         torch.compiler.reset()
+    found.append(collective_counts(fully_shard(Checkpointed(), reshard_after_forward=True), torch.ones(2, 8)))
     return [*found, collective_counts(replicate(nn.Linear(8, 8)), torch.ones(2, 8))]
 
 
 def test_backward_gathers_again_only_where_asked(ranks):
-    for again, keep, undecided, replicated in ranks(2).run(job_graphs, reset_compiler=True):
-        scattered = {"reduce_scatter_tensor": 4}
-        assert again == [{"all_gather_into_tensor": 4}, {"all_gather_into_tensor": 1} | scattered]
-        assert keep == [{"all_gather_into_tensor": 4}, scattered]
+    for again, keep, undecided, checkpointed, replicated in ranks(2).run(job_graphs, reset_compiler=True):
+        assert again == [{"all_gather_into_tensor": 4}, {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 4}]
+        assert keep == [{"all_gather_into_tensor": 4}, {"reduce_scatter_tensor": 4}]
         # The outermost unit keeps its parameters; the layer inside is first, and its backward does not need them.
-        assert undecided == [{"all_gather_into_tensor": 4}, scattered]
+        assert undecided == keep
+        assert checkpointed == [
+            {"all_gather_into_tensor": 3},
+            {"all_gather_into_tensor": 3, "reduce_scatter_tensor": 3},
+        ]
         assert replicated == [{}, {"all_reduce": 2}]
+
+
+def job_inference(backend: str | None) -> None:
+    model, reference = shard_both(whole_numbered(Mlp()), [], None, True)
+    run = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+    x = own_data(4, 5)(0)
+    with torch.no_grad():
+        assert torch.equal(run(x), reference(x))
+        assert torch.equal(replicate(whole_numbered(Mlp()))(x), reference(x))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inference_without_gradients(ranks, backend):
+    ranks(2).run(job_inference, backend, reset_compiler=True)
+
+
+def job_code() -> list[str]:
+    cases = [(fully_shard(Even()), torch.ones(2, 8)), (replicate(Mlp()), torch.ones(2, 5))]
+    return [graph.code for model, x in cases for graph in compiled_graphs(model, x)]
+
+
+def test_ranks_with_equal_shapes_make_equal_graphs(ranks):
+    first, second = ranks(2).run(job_code, reset_compiler=True)
+    assert len(first) == 4
+    assert first == second
 
 
 def job_same_graph() -> int:
