@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
+import torch.distributed.distributed_c10d as c10d
 from torch.fx import GraphModule, Node
 
 from counterpoint.errors import GroupError
@@ -48,7 +48,7 @@ def _ranks_of(name: str, node: Node) -> tuple[int, ...]:
             next_step="call torch.distributed.init_process_group() before the first call of the compiled model",
         )
     try:
-        group = _resolve_process_group(name)
+        group = _resolve(name)
     except (RuntimeError, ValueError, KeyError) as error:
         raise GroupError(
             f"the graph communicates in group {name!r}, which does not exist in this process",
@@ -56,6 +56,10 @@ def _ranks_of(name: str, node: Node) -> tuple[int, ...]:
             next_step="create the group on every rank before compiling, and pass its group_name",
         ) from error
     return tuple(dist.get_process_group_ranks(group))
+
+
+# Named as text, because its parameter type is another one in each version.
+_resolve: Callable[[str], dist.ProcessGroup] = getattr(c10d, "_resolve_process_group")  # noqa: B009
 
 
 def layout(groups: Mapping[str, tuple[int, ...]]) -> str:

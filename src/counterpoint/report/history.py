@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
-from typing import Any
+
+from counterpoint.passes.ledger import Ledger
+from counterpoint.passes.report import PipelineReport
 
 LOGGER = logging.getLogger("counterpoint")
 KEPT = 1024
@@ -40,7 +42,7 @@ class CompileRecord:
     """What is really in effect, by name: code generator, fences and so on."""
     problems: tuple[str, ...] = ()
     """What went wrong without failing the compile, in words."""
-    reports: tuple[Any, ...] = ()
+    reports: tuple[PipelineReport, ...] = ()
     """One `PipelineReport` per (sub)graph that the passes saw; empty where no collective is."""
     compile_s: float = 0.0
     """Wall seconds of compiling this graph, passes and code generation together."""
@@ -50,15 +52,15 @@ class CompileRecord:
     """Rising number of the record in this process."""
 
     @property
-    def ledgers(self) -> tuple[Any, ...]:
+    def ledgers(self) -> tuple[Ledger, ...]:
         """The ledgers of all reports."""
         return tuple(report.ledger for report in self.reports)
 
     def __str__(self) -> str:
         accounted = ", ".join(str(ledger) for ledger in self.ledgers) or "nothing to account for"
         text = (
-            f"graph {self.graph}: {self.collectives} collectives, {accounted}; "
-            f"cache {self.cache}, report {self.origin}, {self.compile_s:.1f} s of which passes {self.passes_s:.2f} s"
+            f"graph {self.graph}: {self.collectives} collectives, {accounted} (report: {self.origin}, "
+            f"cache: {self.cache}, {self.compile_s:.1f} s, of which passes {self.passes_s:.2f} s)"
         )
         return "; ".join([text, *self.problems])
 

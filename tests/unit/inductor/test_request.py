@@ -60,7 +60,7 @@ def test_an_unknown_option_is_refused_with_the_near_names(key: str, near: str) -
 
 
 def test_an_option_like_no_other_is_refused_with_all_of_ours() -> None:
-    with pytest.raises(OptionError, match="codegen.*verify"):
+    with pytest.raises(OptionError, match=r"codegen.*verify"):
         read_request({"zzzzzzzz": 1}, None)
 
 

@@ -69,5 +69,5 @@ def test_each_record_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) ->
         History().add(record(problems=("the passes failed (KeyError)",)))
     (line,) = caplog.messages
     assert "graph 0/0 forward: 2 collectives" in line
-    assert "cache miss" in line
+    assert "cache: miss" in line
     assert "the passes failed (KeyError)" in line

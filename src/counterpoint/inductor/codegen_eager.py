@@ -1,0 +1,55 @@
+"""Compiling without code generation: the graphs of AOT autograd run as our passes leave them, operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition
+from torch.fx import GraphModule
+from torch.fx.graph import _BoxedCodeGen
+
+from counterpoint.inductor.account import Account, in_compiled_autograd
+from counterpoint.inductor.groups import collectives, graph_modules, live_groups
+from counterpoint.inductor.guard import PassRun, run_guarded
+from counterpoint.inductor.plan import Plan
+
+
+def compile_without_codegen(gm: GraphModule, example_inputs: Sequence[Any], plan: Plan) -> Callable[..., Any]:
+    """Compile one graph of dynamo's where no compiler is needed, and none may exist.
+
+    No decompositions, because torch's own kernels are faster than their parts when nothing fuses the parts again; the
+    partition that saves activations as eager does, because recomputing pays only where kernels are fused.
+    """
+    backward = in_compiled_autograd()
+    compiled: Callable[..., Any] = aot_autograd(
+        fw_compiler=partial(_run_passes, plan=plan, role="backward" if backward else "forward"),
+        bw_compiler=partial(_run_passes, plan=plan, role="backward"),
+        inference_compiler=partial(_run_passes, plan=plan, role="backward" if backward else "inference"),
+        partition_fn=default_partition,
+        keep_inference_input_mutations=True,
+    )(gm, example_inputs)
+    return compiled
+
+
+def _run_passes(gm: GraphModule, example_inputs: Sequence[Any], *, plan: Plan, role: str) -> Callable[[list[Any]], Any]:
+    starts = collectives(gm)
+    account = Account.open(plan, role, len(starts))
+    groups = live_groups(starts)
+    run = PassRun(role)
+    for module in graph_modules(gm):
+        run_guarded(module.graph, plan, groups, run)
+    # The boxed form takes its inputs in a list and empties it, so that activations die when last used.
+    gm.graph.set_codegen(_BoxedCodeGen())
+    for module in graph_modules(gm):
+        module.recompile()
+    account.close(run, origin="run" if run.reports else "none", cache="off")
+    forward = gm.forward
+
+    def call(inputs: list[Any]) -> Any:
+        return forward(inputs)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,129 @@
+"""Compiling with inductor's code generation, our pass inside, and a record of every graph, from the cache or not."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch.fx import GraphModule
+
+from counterpoint.inductor.account import Account, in_compiled_autograd
+from counterpoint.inductor.graph_pass import CounterpointPass, user_passes
+from counterpoint.inductor.groups import collectives, graph_modules, layout, live_groups
+from counterpoint.inductor.guard import PassRun, run_guarded
+from counterpoint.inductor.plan import Plan
+from counterpoint.inductor.sidecar import load, sidecar_path, store
+from counterpoint.inductor.stable_keys import forget_mesh_hashes
+from counterpoint.passes.report import PipelineReport
+
+LOGGER = logging.getLogger("counterpoint")
+POST_PASS = "post_grad_custom_post_pass"
+
+
+def compile_with_inductor(gm: GraphModule, example_inputs: Sequence[Any], plan: Plan) -> Callable[..., Any]:
+    """Compile one graph of dynamo's. No setting made here outlasts our own compiles, lazy backwards included."""
+    settings = dict(plan.patches)
+    theirs: Any = settings.get(POST_PASS, getattr(inductor_config, POST_PASS))
+    # The pass stands in the settings too, so that a cache above ours cannot mix our compiles with others.
+    settings[POST_PASS] = CounterpointPass(plan, user_passes(theirs))
+    compiler = GraphCompiler(plan, theirs, in_compiled_autograd())
+    with _without_autograd_cache():
+        compiled = compile_fx(gm, example_inputs, inner_compile=compiler, config_patches=settings)
+    return cast(Callable[..., Any], compiled)
+
+
+@contextlib.contextmanager
+def _without_autograd_cache() -> Iterator[None]:
+    """Switch off the cache that would skip our compiler, and with it the account of what was compiled.
+
+    What takes long, generating and compiling code, is in the FX graph cache below it. Precompilation is left alone: it
+    stores whole results in this cache and compiles each graph anew.
+    """
+    if functorch_config.bundled_autograd_cache:
+        yield
+        return
+    with functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+        if functorch_config.enable_autograd_cache:
+            LOGGER.warning(
+                "TORCHINDUCTOR_AUTOGRAD_CACHE=1 forces the AOT autograd cache on: graphs that it holds are "
+                "loaded without a record. Unset it to have every compile accounted for"
+            )
+        yield
+
+
+@dataclass(frozen=True)
+class GraphCompiler:
+    """Stands in for inductor's inner compiler: called with each forward and backward graph, on cache hits too."""
+
+    plan: Plan
+    user_pass: Any
+    """What the user has at the place of our pass."""
+    compiled_autograd: bool
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        starts, role = collectives(gm), self._role(kwargs)
+        account = Account.open(self.plan, role, len(starts))
+        groups = live_groups(starts)
+        before = user_passes(self.user_pass)
+        ours = CounterpointPass(self.plan, before, groups, layout(groups), role)
+        idle = not starts and not before
+        forget_mesh_hashes(example_inputs)
+        hits = counters["inductor"]["fxgraph_cache_hit"]
+        with inductor_config.patch({POST_PASS: self.user_pass if idle else ours}):
+            compiled = compile_fx_inner(gm, example_inputs, **kwargs)
+        cache = _cache_state(compiled, counters["inductor"]["fxgraph_cache_hit"] > hits)
+        run, origin = self._account_for(gm, compiled, ours, cache) if starts else (ours.run, "none")
+        account.close(run, origin=origin, cache=cache)
+        return compiled
+
+    def _role(self, kwargs: dict[str, Any]) -> str:
+        if kwargs.get("is_backward") or self.compiled_autograd:
+            return "backward"
+        return "inference" if kwargs.get("is_inference") else "forward"
+
+    def _account_for(self, gm: GraphModule, compiled: Any, ours: CounterpointPass, cache: str) -> tuple[PassRun, str]:
+        """What the passes did to the graph, and how we know."""
+        run, plan = ours.run, self.plan
+        if cache == "hit":
+            return self._recall(gm, compiled, ours)
+        if not run.reports:
+            run.problems.append(
+                "torch did not run our passes: use_post_grad_passes is off, or another process compiles"
+            )
+            return run, "none"
+        if cache == "miss" and plan.identity is not None:
+            packed = {"reports": [report.to_data() for report in run.reports], "problems": run.problems}
+            store(_sidecar_of(compiled), plan.identity, packed)
+        return run, "run"
+
+    def _recall(self, gm: GraphModule, compiled: Any, ours: CounterpointPass) -> tuple[PassRun, str]:
+        """The report of a graph that came from the cache: the stored one, else what the passes do to a copy."""
+        plan = self.plan
+        stored = load(_sidecar_of(compiled), plan.identity) if plan.identity is not None else None
+        if stored is not None:
+            reports = [PipelineReport.from_data(packed) for packed in stored["reports"]]
+            return PassRun(ours.run.name, reports, list(stored["problems"])), "stored"
+        run = PassRun(ours.run.name)
+        for module in graph_modules(gm):
+            copied = GraphModule(module, copy.deepcopy(module.graph))
+            run_guarded(copied.graph, plan, ours.groups, run)
+        return run, "recomputed"
+
+
+def _cache_state(compiled: Any, hit: bool) -> str:
+    if getattr(compiled, "_fx_graph_cache_key", None) is None:
+        return "bypass" if inductor_config.fx_graph_cache else "off"
+    return "hit" if hit else "miss"
+
+
+def _sidecar_of(compiled: Any) -> Path:
+    return sidecar_path(compiled._fx_graph_cache_key, compiled.source_code)

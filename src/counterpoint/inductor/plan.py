@@ -1,0 +1,119 @@
+"""What one `torch.compile` call amounts to: everything decided before a graph is looked at."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+
+from counterpoint.errors import CompileError
+from counterpoint.inductor.fences import fence_patches, torch_passes_on
+from counterpoint.inductor.fingerprint import fingerprint, foreign_sources_hash
+from counterpoint.inductor.request import Request
+from counterpoint.options import CompileOptions
+from counterpoint.passes.contract import provided_by
+from counterpoint.passes.pipeline import Pipeline
+
+LOGGER = logging.getLogger("counterpoint")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, decided."""
+
+    request: Request
+    pipeline: Pipeline
+    codegen: str
+    """`inductor` or `eager`, what is really used."""
+    patches: Mapping[str, Any]
+    """Settings of inductor for our compiles: the user's and our fences."""
+    identity: str | None
+    """Identifies our part of the compile in a cache key; None where a pass has no source file to identify it by."""
+    in_force: Mapping[str, str]
+    """For the records."""
+    notes: tuple[str, ...] = ()
+    """Where what is in force is not what was asked for."""
+
+    @property
+    def options(self) -> CompileOptions:
+        """Our options in force."""
+        return self.request.options
+
+
+def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
+    """Decide code generator, pipeline, fences and cache identity."""
+    pipeline = Pipeline.of(request.options)
+    # Checked here, so that a pipeline that cannot work is refused before anything is traced or compiled.
+    pipeline.check()
+    codegen, notes = _choose_codegen(request, example_inputs)
+    provided = frozenset().union(*(provided_by(item) for item in pipeline.passes))
+    fences = fence_patches(provided, request.torch_settings) if codegen == "inductor" else {}
+    patches = {**request.torch_settings, **fences}
+    if codegen == "eager" and request.torch_settings:
+        ignored = ", ".join(sorted(request.torch_settings))
+        notes += (f"codegen=eager generates no code, so these inductor settings do nothing: {ignored}",)
+    for note in notes:
+        LOGGER.warning("%s", note)
+    foreign = foreign_sources_hash({type(item) for item in pipeline.passes})
+    identity = None if foreign is None else fingerprint(request.options.text(), pipeline.text, foreign)
+    in_force = {
+        "codegen": codegen,
+        "passes": pipeline.text,
+        "options": "; ".join(str(setting) for setting in request.effective.settings),
+        "fences": ", ".join(f"{key}={value!r}" for key, value in fences.items()),
+        "inductor settings": ", ".join(f"{k}={v!r}" for k, v in request.torch_settings.items()),
+        "torch passes on": ", ".join(torch_passes_on(patches)) if codegen == "inductor" else "",
+    }
+    in_force = {name: value for name, value in in_force.items() if value}
+    return Plan(
+        request=request,
+        pipeline=pipeline,
+        codegen=codegen,
+        patches=MappingProxyType(patches),
+        identity=identity,
+        in_force=MappingProxyType(in_force),
+        notes=notes,
+    )
+
+
+def _choose_codegen(request: Request, example_inputs: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
+    """The code generator; where inductor is only the default and cannot work here, the eager one, with a note."""
+    wanted = request.options.codegen
+    if wanted == "eager" or not _needs_cpp(example_inputs) or _has_cpp_compiler():
+        return wanted, ()
+    tried = ", ".join(str(one) for one in _compilers_tried() if one)
+    if request.chose("codegen"):
+        raise CompileError(
+            "codegen='inductor' needs a C++ compiler for CPU tensors, and none was found",
+            where=f"tried {tried}",
+            next_step="install g++ or clang++, name one in the environment variable CXX, or use codegen='eager'",
+        )
+    return "eager", (
+        f"no C++ compiler was found (tried {tried}), so the graph runs without code generation, codegen='eager'; "
+        "install g++ or clang++ or name one in CXX for generated code",
+    )
+
+
+def _needs_cpp(example_inputs: Sequence[Any]) -> bool:
+    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
+    return "cpu" in devices or not devices
+
+
+def _has_cpp_compiler() -> bool:
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, RuntimeError, OSError):
+        return False
+    return True
+
+
+def _compilers_tried() -> Sequence[Any]:
+    configured = inductor_config.cpp.cxx
+    return configured if isinstance(configured, (list, tuple)) else (configured,)
