@@ -26,6 +26,7 @@ _RELATIONS: dict[str, Any] = {
 _INFINITIES = (math.inf, sympy.oo, _FUNCTIONS["int_oo"])
 SYMBOL = re.compile(r"(s|u|zf|zuf)\d+")
 _MAX_EXPONENT = 64
+_MAX_DIGITS = 4000
 _RELATION, _SUM, _PRODUCT, _POWER, _ATOM = range(5)
 
 
@@ -182,10 +183,10 @@ def read_number(cursor: Cursor, whole: Callable[[int], Any] = int, real: Callabl
     """Read an unsigned number: a whole one by `whole`, one with a point or an exponent by `real`."""
     start = cursor.position
     digits = cursor.take_kind("number", "a number")
-    try:
-        return whole(int(digits)) if digits.isdigit() else real(float(digits))
-    except ValueError as problem:
-        raise cursor.error("a number of fewer digits", at=start) from problem
+    # Python itself refuses longer ones, in versions that differ.
+    if len(digits) > _MAX_DIGITS:
+        raise cursor.error("a number of fewer digits", at=start)
+    return whole(int(digits)) if digits.isdigit() else real(float(digits))
 
 
 def is_infinite(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from counterpoint.errors import GraphFileError
 
@@ -41,6 +41,7 @@ class Cursor:
         self._words: list[str] = []
         self._starts: list[int] = []
         self._next = 0
+        self.kind = self.word = ""
         self._lex()
         self.kind = self._kinds[0]
         self.word = self._words[0]
@@ -151,8 +152,9 @@ class Cursor:
         line = self._text[starts[row] :].split("\n", 1)[0]
         column = at - starts[row]
         if problem is None:
-            found = self.word if self._starts else line[column : column + 1]
-            found = repr(line[column : column + 1]) if at < len(self._text) and not self._starts else found
+            token = bisect_left(self._starts, at)
+            known = token < len(self._starts) and self._starts[token] == at
+            found = self._words[token] if known else line[column : column + 1]
             problem = f"expected {expected}, found {_shown(found)}"
         number = self._first_line + row
         shown, caret = _window(line, column)
@@ -167,7 +169,7 @@ class Cursor:
 def _shown(found: str) -> str:
     if found == "\n":
         return "the end of the line"
-    return found if found.startswith(("end of", "'")) else f"`{found[:60]}`"
+    return found if found == "end of text" else f"`{found[:60]}`"
 
 
 def _window(line: str, column: int, width: int = 100) -> tuple[str, int]:
