@@ -15,6 +15,7 @@ from counterpoint.cli.terminal import show
 if TYPE_CHECKING:
     from counterpoint.capture.graph import CapturedGraph
     from counterpoint.options import CompileOptions
+    from counterpoint.passes.registry import Registry
     from counterpoint.passes.report import PipelineReport
 
 EXAMPLES = """\b
@@ -77,12 +78,15 @@ def opt(
     ctx.exit(1 if any(report.problems for report in reports) else 0)
 
 
-def optimise(graphs: Sequence[CapturedGraph], options: CompileOptions) -> list[PipelineReport]:
+def optimise(
+    graphs: Sequence[CapturedGraph], options: CompileOptions, registry: Registry | None = None
+) -> list[PipelineReport]:
     """Run the pipeline that the options ask for on captured graphs, in place."""
     from counterpoint.ir.groups import GroupTable
     from counterpoint.passes.pipeline import Pipeline, run_pipeline
+    from counterpoint.passes.registry import REGISTRY
 
-    pipeline = Pipeline.of(options)
+    pipeline = Pipeline.of(options, registry or REGISTRY)
     roles = Counter(captured.role for captured in graphs)
     return [
         run_pipeline(

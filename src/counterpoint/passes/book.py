@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
@@ -28,10 +28,9 @@ def origins_of(node: Node) -> tuple[str, ...]:
     return tuple(node.meta.get(ORIGIN, ()))
 
 
-def carry(node: Node, *replaced: Node) -> Node:
-    """Declare that a node now does the work of these collectives as well. Returns the node."""
-    node.meta[ORIGIN] = tuple(dict.fromkeys((*origins_of(node), *(o for r in replaced for o in origins_of(r)))))
-    return node
+def carrying(*replaced: Node) -> dict[str, Any]:
+    """Metadata for a node that does the work of these collectives: `tx.call(..., meta=carrying(*old))`."""
+    return {ORIGIN: tuple(dict.fromkeys(origin for node in replaced for origin in origins_of(node)))}
 
 
 class _Line(NamedTuple):
@@ -170,7 +169,7 @@ class PassPage:
                 raise PassError(
                     f"{unknown[0] if unknown else item} is no collective of the input graph",
                     where=f"pass {self.by}",
-                    next_step="speak about the start, and let emitted starts carry(new, *old) those that they replace",
+                    next_step="speak about the start, and emit starts with meta=carrying(*old)",
                 )
             yield from origins
 

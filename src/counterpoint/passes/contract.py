@@ -18,6 +18,8 @@ class Contract:
     """Facts that the captured graph or an earlier pass must provide."""
     conflicts_with: frozenset[str] = frozenset()
     """Facts that must not stand yet when this pass runs."""
+    permits: frozenset[str] = frozenset()
+    """Findings of the verifier that this pass may cause: `collective-duplicated` for one that gathers again."""
 
 
 class Contracted(Protocol):

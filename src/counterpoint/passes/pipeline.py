@@ -6,27 +6,14 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch.fx import Graph, GraphModule
 
 from counterpoint.errors import CounterpointError, PassError
 from counterpoint.ir import ops
-
-try:
-    from counterpoint.ir.edit import GraphEditor
-except ImportError:
-
-    class GraphEditor:
-        def __init__(self, graph):
-            self.graph = graph
-
-
-def edit_counts(e):
-    return {}
-
-
+from counterpoint.ir.edit import GraphEditor
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.reason import Refusal
 from counterpoint.options import CompileOptions
@@ -146,6 +133,8 @@ class _Run:
     cost_model: Any
     standing: frozenset[str]
     """Facts provided so far."""
+    permitted: frozenset[str] = field(default=frozenset(), init=False)
+    """Findings that passes so far were allowed to cause."""
     default: Refusal | None = field(default=None, init=False)
     """Why collectives that nobody spoke about are left alone, when it is not for want of a pass."""
 
@@ -190,12 +179,12 @@ class _Run:
             return PassRecord(text=item.text, status=PassStatus.SKIPPED, problem=why)
         before, operators, began = count_collectives(graph), count_operators(graph), time.perf_counter()
         saved, mark = SavedGraph(self.gm), self.book.mark()
-        editor = GraphEditor(graph)
+        editor = GraphEditor(graph, self.groups)
         try:
             started = time.perf_counter()
             item.run(self._context(item, editor))
             ran = time.perf_counter()
-            self.checker.check_after(item.text, self.book)
+            self.checker.check_after(item.text, self.book, self.permitted | item.contract.permits)
         except Exception as error:
             saved.restore()
             self.book.rewind(mark)
@@ -211,12 +200,13 @@ class _Run:
                 collectives_after=before,
             )
         self.standing |= provided_by(item)
+        self.permitted |= item.contract.permits
         return PassRecord(
             text=item.text,
             status=PassStatus.DONE,
             seconds=ran - started,
             verify_seconds=time.perf_counter() - ran,
-            edits=edit_counts(editor),
+            edits=asdict(editor.counts),
             operators=_difference(operators, count_operators(graph)),
             collectives_before=before,
             collectives_after=count_collectives(graph),

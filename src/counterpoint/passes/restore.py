@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from counterpoint._torch import forget_names
+from counterpoint.ir.revision import Revision, set_revision
 
 
 class SavedGraph:
@@ -38,6 +39,7 @@ class SavedGraph:
         made: dict[Node, Node] = {}
         for node in self._nodes.nodes:
             made[node] = graph.node_copy(node, lambda old: made[old])
+        set_revision(graph, Revision())
         self._restore_attributes()
 
     def _restore_attributes(self) -> None:

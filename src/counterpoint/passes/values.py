@@ -42,6 +42,11 @@ class ValueCheck:
             return f"values were not compared: the input graph cannot be evaluated: {error}"
         return ""
 
+    @property
+    def can_compare(self) -> bool:
+        """Whether the input graph could be evaluated."""
+        return self._expected is not None
+
     def compare(self) -> Iterator[str]:
         """The differences of the graph as it is now, in words."""
         if self._expected is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from counterpoint.ir import verify
+from counterpoint.options import option
 from counterpoint.passes.base import Pass, PassContext
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyGraph(Pass):
-    """Fails the pipeline at this point unless the graph is a valid distributed program.
+    """Fails unless the graph is a valid distributed program at this point of the pipeline.
 
     Does: runs the verifier on the graph as it stands here, without a look at what it was before.
 
@@ -23,6 +25,8 @@ class VerifyGraph(Pass):
 
     name: ClassVar[str] = "verify-graph"
 
+    level: Literal["structural", "full"] = option("full", help="how much is checked; full also recomputes metadata")
+
     def run(self, context: PassContext) -> None:
         """Verify."""
-        context.graph.lint()
+        verify.check(context.gm, groups=context.groups, level=self.level, where=f"pass {self.text}")

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from counterpoint.errors import CounterpointError, PassError
 from counterpoint.ir.build import GraphBuilder, collectives_in
 from counterpoint.ir.reason import Refusal
-from counterpoint.passes.book import LedgerBook, carry, origins_of
+from counterpoint.passes.book import LedgerBook, carrying, origins_of
 from counterpoint.passes.ledger import Ledger, VerdictKind
 
 C10D = torch.ops._c10d_functional
@@ -109,7 +109,7 @@ def test_one_pass_cannot_give_two_verdicts() -> None:
 def test_emitted_nodes_carry_the_origins_they_replace() -> None:
     book, gm = opened()
     first, second, third = collectives_in(gm.graph)
-    carry(third, first)
+    third.meta |= carrying(third, first)
     book.page("bucket").bucketed(third, into=third.name)
     assert origins_of(third) == ("forward/all_reduce#1", "forward/all_reduce#0")
     assert [str(entry.verdict).split()[0] for entry in book.close()] == ["bucketed", "left-alone:", "bucketed"]
