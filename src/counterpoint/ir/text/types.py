@@ -162,7 +162,8 @@ class TypeReader:
         sizes, steps = [self._symbols.integer(n) for n in shape], [self._symbols.integer(n) for n in strides]
         if offset == 0:
             return torch.empty_strided(sizes, steps, dtype=dtype, device="meta")
-        reach = sum(((n - 1) * step for n, step in zip(shape, strides, strict=True)), start=offset + 1)
+        steps_taken = 0 if 0 in shape else sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        reach = offset + steps_taken + 1
         base = torch.empty_strided([self._symbols.integer(reach)], [1], dtype=dtype, device="meta")
         return base.as_strided(sizes, steps, self._symbols.integer(offset))
 
