@@ -53,8 +53,8 @@ class LedgerBook:
         counts: dict[str, int] = {}
         groups = groups or GroupTable()
         for node in graph.nodes:
-            node.meta.pop(ORIGIN, None)
             if not may_communicate(node):
+                _mark(node, ())
                 continue
             read = _read(node)
             kind = read.kind.value if isinstance(read, Collective) else _kind_of(node)
@@ -62,7 +62,7 @@ class LedgerBook:
             origin = f"{name}/{kind}#{number}"
             refusal = read if isinstance(read, Refusal) else None
             lines[origin] = _Line(_facts(origin, kind, node, read, groups), refusal)
-            node.meta[ORIGIN] = (origin,)
+            _mark(node, (origin,))
         return LedgerBook(lines, {})
 
     def page(self, by: str) -> PassPage:
@@ -209,6 +209,13 @@ def may_communicate(node: Node) -> bool:
         getattr(node.target, "namespace", None) in ops.COMMUNICATING_NAMESPACES
         and effects.effect_of(node) is effects.Effect.BARRIER
     )
+
+
+def _mark(node: Node, origins: tuple[str, ...]) -> None:
+    """Set the origins that a node carries, in a dictionary of its own: graphs that share nodes' metadata exist."""
+    if origins_of(node) != origins:
+        rest = {key: value for key, value in node.meta.items() if key != ORIGIN}
+        node.meta = {**rest, ORIGIN: origins} if origins else rest
 
 
 def _read(node: Node) -> Collective | Refusal:

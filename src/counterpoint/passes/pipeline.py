@@ -96,31 +96,6 @@ def run_pipeline(
     return run.all(pipeline)
 
 
-def untouched_report(
-    gm: GraphModule,
-    pipeline: Pipeline,
-    detail: str,
-    *,
-    options: CompileOptions | None = None,
-    groups: GroupTable | None = None,
-    name: str = "graph",
-) -> PipelineReport:
-    """The report of a graph that was left as it is because running the pipeline itself failed, with the detail why."""
-    count = count_collectives(gm.graph)
-    ledger = LedgerBook.open(gm.graph, name, groups).close(Refusal("pass-failed", name, detail))
-    skipped = (PassRecord(text=item.text, status=PassStatus.SKIPPED, problem=detail) for item in pipeline.passes)
-    return PipelineReport(
-        graph=name,
-        pipeline=pipeline.text,
-        options=(options or CompileOptions()).text(),
-        passes=tuple(skipped),
-        ledger=ledger,
-        collectives_before=count,
-        collectives_after=count,
-        seconds=0.0,
-    )
-
-
 @dataclass
 class _Run:
     """The state of one run."""

@@ -17,6 +17,10 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _MACHINERY = ("/site-packages/torch/", "/dist-packages/torch/", "/site-packages/counterpoint/")
 _OUR_FOLDERS = tuple(str(Path(str(package.__file__)).parent) + "/" for package in (torch, counterpoint))
 _INDEX = re.compile(r"(?:\._modules)?\['?([^'\]]*)'?\]")
+_EXAMPLES = ("/counterpoint/capture/example_models.py",)
+"""Of our own files, those that stand in for a user's."""
+# Where `replicate` keeps modules for itself, and where the compiler may have found one first.
+_KEPT = re.compile(r"^_counterpoint\.unit\.buffers\.\d+\.0\.?")
 _SELF = re.compile(r"^(?:L\.)?(?:L__self__|self)(?:[._]|$)")
 
 
@@ -42,6 +46,8 @@ def _innermost(trace: str) -> str:
 
 
 def _is_machinery(file: str) -> bool:
+    if file.endswith(_EXAMPLES):
+        return False
     return file.startswith(("<", *_OUR_FOLDERS)) or any(part in file for part in _MACHINERY)
 
 
@@ -61,7 +67,7 @@ def _last_path(stack: Any) -> str:
     last = list(stack.values())[-1]
     written = str(last[0] if isinstance(last, (tuple, list)) and last else last)
     # L['self'].layers[0], L['self']._modules['layers'] and L__self___layers all mean a path from the root.
-    return _SELF.sub("", _INDEX.sub(r".\1", written)).strip(".")
+    return _KEPT.sub("", _SELF.sub("", _INDEX.sub(r".\1", written)).strip("."))
 
 
 def _candidates(node: Node) -> Iterator[Node]:

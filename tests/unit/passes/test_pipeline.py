@@ -12,7 +12,7 @@ from counterpoint.ir.build import GraphBuilder
 from counterpoint.ir.text import print_graph
 from counterpoint.options import CompileOptions
 from counterpoint.passes.ledger import VerdictKind
-from counterpoint.passes.pipeline import Pipeline, run_pipeline, untouched_report
+from counterpoint.passes.pipeline import Pipeline, run_pipeline
 from counterpoint.passes.report import PassStatus, PipelineReport
 from tests.support.passes import REGISTRY
 
@@ -223,10 +223,3 @@ def test_values_of_too_many_ranks_are_not_compared_and_that_is_said() -> None:
     gm = builder.finish(builder.all_reduce(builder.input("x", (4,)), group="dp"))
     report = run("print-graph", (gm, builder), verify="paranoid")
     assert any("64 ranks are more than" in note for note in report.notes)
-
-
-def test_the_report_of_an_untouched_graph_accounts_for_everything() -> None:
-    gm, builder = gradients()
-    report = untouched_report(gm, Pipeline.parse("verify-graph"), "why not", groups=builder.groups)
-    assert [(e.verdict.code, e.verdict.detail) for e in report.ledger] == [("pass-failed", "why not")] * 2
-    assert report.passes[0].status is PassStatus.SKIPPED

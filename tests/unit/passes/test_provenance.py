@@ -13,6 +13,7 @@ from counterpoint.passes.provenance import module_of, source_of
 
 TORCH = Path(torch.__file__).parent / "nn" / "modules" / "linear.py"
 OURS = Path(counterpoint.__file__).parent / "capture" / "replicate.py"
+EXAMPLE = Path(counterpoint.__file__).parent / "capture" / "example_models.py"
 
 
 def trace(*frames: tuple[str, int, str]) -> str:
@@ -32,6 +33,7 @@ LIBRARY = ("/venv/lib/python3.11/site-packages/transformers/llama.py", 7, "atten
         ([MINE, LIBRARY], "/home/me/train.py:12 in forward"),
         ([LIBRARY, (str(TORCH), 3, "forward")], f"{LIBRARY[0]}:7 in attend"),
         ([("<eval_with_key>.1", 5, "forward")], ""),
+        ([(str(EXAMPLE), 9, "forward"), (str(OURS), 4, "hook")], f"{EXAMPLE}:9 in forward"),
     ],
 )
 def test_the_innermost_frame_of_the_users_code(frames: list[tuple[str, int, str]], expected: str) -> None:
@@ -59,6 +61,7 @@ def test_a_node_without_trace_takes_that_of_a_neighbour() -> None:
         ("L__self___layers_0", "layers_0"),
         ("layers.3.attention", "layers.3.attention"),
         ("selfish.head", "selfish.head"),
+        ("L['self']._counterpoint.unit.buffers[1][0].output", "output"),
         ("L['self']", ""),
     ],
 )

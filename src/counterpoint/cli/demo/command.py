@@ -74,6 +74,25 @@ def difference(outcome: dict[str, Any]) -> float:
     return float(max(abs(one - other) for one, other in pairs))
 
 
+def _save_graphs(ways: Sequence[str], folder: Path) -> list[Path]:
+    """One train step of each way as a graph, captured in a pretended world of the same size."""
+    from counterpoint.capture.example_models import next_token_loss
+    from counterpoint.capture.file import save_graph
+    from counterpoint.capture.step import capture_step
+    from counterpoint.capture.world import fake_world
+    from counterpoint.cli.demo.training import WAYS, example_batch, fresh_model
+
+    folder.mkdir(parents=True, exist_ok=True)
+    saved: list[Path] = []
+    for way in ways:
+        with fake_world(WORLD_SIZE):
+            model = WAYS[way][1](fresh_model())
+            captured = capture_step(model, next_token_loss, example_batch(), name=way)
+            saved.append(folder / f"{way}.graph")
+            save_graph(saved[-1], captured)
+    return saved
+
+
 def _train(ways: tuple[str, ...], steps: int, options: dict[str, Any]) -> list[dict[str, Any]]:
     with Progress() as progress, tempfile.TemporaryDirectory(prefix="counterpoint-demo-") as folder:
         progress.stage(f"starting {WORLD_SIZE} processes")

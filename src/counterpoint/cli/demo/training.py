@@ -61,10 +61,10 @@ def train(settings: Settings, rank: int, world_size: int, say: Say) -> None:
 def _compare(way: str, settings: Settings, say: Say) -> dict[str, Any]:
     theirs, ours = WAYS[way]
     say("stage", f"{way}, eager, as torch does it")
-    eager = _course(theirs(_model()), settings.steps, say)
+    eager = _course(theirs(fresh_model()), settings.steps, say)
     say("stage", f"{way}, compiling the forward and the backward graph")
     clear_reports()
-    compiled = torch.compile(ours(_model()), backend="counterpoint", options=settings.options)
+    compiled = torch.compile(ours(fresh_model()), backend="counterpoint", options=settings.options)
     course = _course(compiled, settings.steps, say)
     found = reports()
     return {
@@ -77,7 +77,8 @@ def _compare(way: str, settings: Settings, say: Say) -> dict[str, Any]:
     }
 
 
-def _model() -> Decoder:
+def fresh_model() -> Decoder:
+    """The model, the same on every rank and in every training."""
     torch.manual_seed(0)
     return Decoder(CONFIG)
 
@@ -114,7 +115,7 @@ def _course(model: Any, steps: int, say: Say) -> Course:
     times: list[float] = []
     for step in range(steps):
         began = time.perf_counter()
-        loss = next_token_loss(model, _tokens(step))
+        loss = next_token_loss(model, example_batch(1009 * step + dist.get_rank()))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -124,9 +125,9 @@ def _course(model: Any, steps: int, say: Say) -> Course:
     return Course(losses, 1e3 * statistics.median(times[len(times) // 2 :]), times[0])
 
 
-def _tokens(step: int) -> Tensor:
-    """Counting by a stride from some start: a rule that a small model learns in a few steps. Every rank has its own."""
-    generator = torch.Generator().manual_seed(1009 * step + dist.get_rank())
+def example_batch(seed: int = 0) -> Tensor:
+    """Counting by a stride from some start: a rule that a small model learns in a few steps."""
+    generator = torch.Generator().manual_seed(seed)
     start = torch.randint(0, CONFIG.vocabulary, (BATCH, 1), generator=generator)
     stride = torch.randint(1, 4, (BATCH, 1), generator=generator)
     return (start + stride * torch.arange(LENGTH)) % CONFIG.vocabulary
