@@ -152,6 +152,13 @@ def tensor_metadata(value: torch.Tensor) -> Any:
     return _extract_tensor_metadata(value)
 
 
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """What a size is likely to be, without a guard: its hint where it is symbolic, None where it has none."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else None
+
+
 def new_symbol(shape_env: Any, name: str, hint: int) -> torch.SymInt:
     """A fresh symbolic size of a shape environment, with a hint."""
     from torch._dynamo.source import ConstantSource
