@@ -128,14 +128,27 @@ def _apart(a: Node, b: Node, anchors: dict[Node, Extent]) -> bool:
 
 def _extent(node: Node, known: dict[Node, Extent]) -> Extent:
     if node not in known:
-        base = node
-        while effects.is_view_like(base) or ops.is_wait(base):
-            shared = effects.aliased_nodes(base)
-            if not shared or ops.is_collective(shared[0]):
-                break
-            base = shared[0]
-        known[node] = base, _bytes(node)
+        shown = base = _buffer(node)
+        while effects.is_view_like(base):
+            base = _buffer(effects.aliased_nodes(base)[0])
+        known[node] = base, _bytes(shown)
     return known[node]
+
+
+def _buffer(node: Node) -> Node:
+    """The node whose buffer a wait, or a collective that has no buffer of its own, gives back."""
+    while True:
+        source, index = node, 0
+        if ops.is_wait(node):
+            node = ops.argument(node, "tensor")
+            continue
+        if node.target is operator.getitem and isinstance(node.args[0], Node) and isinstance(node.args[1], int):
+            source, index = node.args[0], node.args[1]
+        spec = ops.spec_of(source.target)
+        written = ops.tensors(source, spec.written) if spec is not None else ()
+        if index >= len(written):
+            return node
+        node = written[index]
 
 
 def _bytes(node: Node) -> tuple[int, int] | None:

@@ -57,6 +57,9 @@ def _can_run(node: Node) -> bool:
 
 def _key(node: Node) -> Hashable | None:
     """Calls with equal keys compute equal metadata; None where that cannot be told cheaply."""
+    if node.target is operator.getitem:
+        # Quick to run, while the key would describe the whole list once for every element.
+        return None
     try:
         parts = [node.target, _form(node.meta["val"]), *map(_argument, node.args)]
         parts += [(name, _argument(value)) for name, value in node.kwargs.items()]
@@ -91,7 +94,7 @@ def _form(value: Any) -> Hashable:
 
 def _problem(node: Node, mode: FakeTensorMode, groups: Mapping[str, Any]) -> str | None:
     try:
-        computed = fake.run_fake(node, mode, groups)
+        computed = _element(node) if node.target is operator.getitem else fake.run_fake(node, mode, groups)
     except (TypeError, ValueError, IndexError, AssertionError, GraphError) as error:
         return f"raises {type(error).__name__}: {error}"
     except RuntimeError as error:
@@ -100,6 +103,11 @@ def _problem(node: Node, mode: FakeTensorMode, groups: Mapping[str, Any]) -> str
     except Exception:
         return None
     return _difference(node.meta["val"], computed)
+
+
+def _element(node: Node) -> Any:
+    source, index = node.args
+    return metadata.value_of(source)[index] if isinstance(source, Node) else source  # type: ignore[index]
 
 
 def _difference(said: Any, computed: Any) -> str | None:
