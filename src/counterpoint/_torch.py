@@ -720,14 +720,13 @@ def copy_graph(gm: GraphModule) -> GraphModule:
 
 
 @contextmanager
-def quiet_compiler(*, dynamic: bool) -> Iterator[None]:
+def quiet_compiler() -> Iterator[None]:
     """torch.compile without caches, without rewrites of communication, and blind to what was compiled before."""
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config as inductor
 
     off = {
-        "force_disable_caches": True,
         "_fuse_ddp_communication": False,
         "_micro_pipeline_tp": False,
         "reorder_for_compute_comm_overlap": False,
@@ -746,7 +745,7 @@ def quiet_compiler(*, dynamic: bool) -> Iterator[None]:
         with (
             inductor.patch(known),
             torch._functorch.config.patch(enable_autograd_cache=False),
-            torch._dynamo.config.patch(automatic_dynamic_shapes=dynamic),
+            torch._dynamo.config.patch(automatic_dynamic_shapes=False),
         ):
             yield
     finally:

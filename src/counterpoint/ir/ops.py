@@ -303,6 +303,12 @@ def argument(node: Node, name: str) -> Any:
     )
 
 
+def arguments_after_payload(spec: OpSpec) -> tuple[str, ...]:
+    """The names of the arguments that say how, as opposed to what: reduction, group and its size, in schema order."""
+    beside = {*spec.payload, *spec.written}
+    return tuple(name for name in _formals_by_name(overload_of(spec)) if name not in beside)
+
+
 def waited_nodes(wait: Node) -> tuple[Node, ...]:
     """What a wait waits for: the started value, or the values of a coalesced one."""
     spec = spec_of(wait.target)

@@ -54,6 +54,22 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
         "merge-cycle": Reason(
             "merging these collectives would make one of them wait for itself", "leave one of them out of the bucket"
         ),
+        "bucket-form": Reason(
+            "this form of the collective cannot be merged with others", "use the functional form with a wait"
+        ),
+        "bucket-full": Reason("the collective alone fills a bucket", "raise the cap of the bucket"),
+        "no-partner": Reason(
+            "no other collective has the same kind, group, reduction, device and element type",
+            "merge over element types with multi-dtype, or leave it",
+        ),
+        "unknown-size": Reason("the size is not known while compiling", "give the symbol a hint, or a static size"),
+        "written-buffer": Reason(
+            "the collective overwrites a buffer that is used otherwise", "use the functional form of the collective"
+        ),
+        "no-coalesced-form": Reason("torch has no coalesced form of the operator", "use mode functional"),
+        "rounding": Reason(
+            "merging changes the order of summation, and bitwise equality is asked for", "set bitwise to false"
+        ),
         "no-pass": Reason("no pass of the pipeline handles this collective", "add a pass that does"),
         "pass-failed": Reason("a pass failed and was undone", "look at the pass's error, or leave the pass out"),
         "invalid-graph": Reason(

@@ -18,6 +18,10 @@ ENTRY_POINTS = "counterpoint.passes"
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
+        "bucket-all-gather": "counterpoint.passes.bucketing:BucketAllGather",
+        "bucket-all-reduce": "counterpoint.passes.bucketing:BucketAllReduce",
+        "bucket-all-to-all": "counterpoint.passes.bucketing:BucketAllToAll",
+        "bucket-reduce-scatter": "counterpoint.passes.bucketing:BucketReduceScatter",
         "print-graph": "counterpoint.passes.print_graph:PrintGraph",
         "verify-graph": "counterpoint.passes.verify_graph:VerifyGraph",
     }

@@ -1,0 +1,169 @@
+"""The bucketing passes: many small collectives become few large ones. See `bucket_plan` and `bucket_merge`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from counterpoint.ir.ops import Kind
+from counterpoint.ir.reason import Refusal
+from counterpoint.ir.view import GraphView
+from counterpoint.options import option
+from counterpoint.passes.base import Pass, PassContext
+from counterpoint.passes.book import origins_of
+from counterpoint.passes.bucket_merge import BucketMode, merge
+from counterpoint.passes.bucket_plan import Bucket, BucketRules, plan_buckets, starts_of
+from counterpoint.passes.contract import Contract
+
+MB = 1024 * 1024
+_ORDER_FREE = frozenset({"max", "min", "band", "bor", "bxor"})
+"""Reductions whose result does not depend on the order of the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BucketPass(Pass):
+    """What the bucketing passes share."""
+
+    kind: ClassVar[Kind]
+
+    cap_mb: float = option(25.0, help="size at which a bucket is full", unit="MB", minimum=0.0)
+    first_cap_mb: float | None = option(
+        None, help="size at which the first bucket of a group is full", unit="MB", minimum=0.0
+    )
+    mode: BucketMode = option(BucketMode.FUNCTIONAL, help="pack into one tensor, or use the coalesced operator")
+
+    def rules(self) -> BucketRules:
+        """What may be merged."""
+        return BucketRules(kinds=frozenset({self.kind}), cap_bytes=self._cap_bytes)
+
+    def run(self, context: PassContext) -> None:
+        """Plan, then merge bucket by bucket."""
+        plan = plan_buckets(GraphView.of(context.graph), self.rules())
+        for start, refusal in plan.refusals:
+            context.ledger.left_alone(start, refusal)
+        for number, bucket in enumerate(plan.buckets):
+            self._merge(context, bucket, f"{self.kind.value} bucket {number} of {len(bucket.members)}")
+
+    def _cap_bytes(self, index: int) -> int:
+        cap = self.first_cap_mb if index == 0 and self.first_cap_mb is not None else self.cap_mb
+        return int(cap * MB)
+
+    def _merge(self, context: PassContext, bucket: Bucket, into: str) -> None:
+        starts = starts_of(bucket.members)
+        ledger = context.ledger
+        origins = [origin for start in starts for origin in origins_of(start)]
+        refusal = self._refuse_rounding(context, bucket) or merge(context.editor, bucket, self.mode)
+        if refusal is None:
+            ledger.bucketed(origins, into)
+        else:
+            for start in starts:
+                ledger.left_alone(start, refusal)
+
+    def _refuse_rounding(self, context: PassContext, bucket: Bucket) -> Refusal | None:
+        """Packing changes where an element stands, and with that the order in which backends add the ranks' values."""
+        reduce_op, first = bucket.key.reduce_op, bucket.members[0]
+        if not context.options.bitwise or reduce_op is None or reduce_op in _ORDER_FREE:
+            return None
+        dtypes = {dtype for member in bucket.members for dtype in member.collective.sent.dtypes}
+        if all(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes):
+            return None
+        ranks = context.groups.get(str(bucket.key.group), ())
+        # Two values have only one order of addition.
+        return None if len(ranks) == 2 else Refusal("rounding", first.start.name, f"{reduce_op} of {len(ranks)} ranks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketAllGather(_BucketPass):
+    """Merges all-gathers into few large ones.
+
+    Does: gathers of one group travel side by side in one tensor; the gathered tensor is taken apart behind the wait.
+
+    Fires when: two or more gathers of one group and device do not depend on each other and fit under the cap; of one
+    element type, or of any with multi-dtype, where they travel as bytes.
+
+    Before and after:
+
+        a: f32[8] = all_gather(x); b: f32[16] = all_gather(y)
+        p = cat([x, y]); g = all_gather(p); a, b = split(g.reshape(ranks, -1))
+
+    Never: changes a bit of a result, merges across groups or devices, or closes a cycle of collectives that wait for
+    each other.
+    """
+
+    name: ClassVar[str] = "bucket-all-gather"
+    contract: ClassVar[Contract] = Contract(provides=frozenset({"bucketed-all-gather"}))
+    kind: ClassVar[Kind] = Kind.ALL_GATHER
+
+    multi_dtype: bool = option(False, help="let gathers of different element types share a bucket, as bytes")
+
+    def rules(self) -> BucketRules:
+        """Gathers only move data, so types may mix."""
+        return BucketRules(kinds=frozenset({self.kind}), cap_bytes=self._cap_bytes, multi_dtype=self.multi_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketReduceScatter(_BucketPass):
+    """Merges reduce-scatters into few large ones.
+
+    Does: row r of the merged input holds what every member sends to rank r; each rank takes its row apart.
+
+    Fires when: two or more reduce-scatters of one group, reduction, device and element type do not depend on each
+    other and fit under the cap.
+
+    Before and after:
+
+        a = reduce_scatter(x, "sum"); b = reduce_scatter(y, "sum")
+        p = cat([x.reshape(ranks, -1), y.reshape(ranks, -1)], 1); a, b = split(reduce_scatter(p, "sum"))
+
+    Never: mixes groups, reductions or element types. Sums of floats may be added in another order by the backend;
+    `bitwise=True` forbids that.
+    """
+
+    name: ClassVar[str] = "bucket-reduce-scatter"
+    contract: ClassVar[Contract] = Contract(provides=frozenset({"bucketed-reduce-scatter"}))
+    kind: ClassVar[Kind] = Kind.REDUCE_SCATTER
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketAllReduce(_BucketPass):
+    """Merges all-reduces into few large ones.
+
+    Does: members travel side by side in one tensor; the result is taken apart as views, without a copy.
+
+    Fires when: two or more all-reduces of one group, reduction, device and element type do not depend on each other
+    and fit under the cap; in-place ones too, where their buffer is read through the wait only.
+
+    Before and after:
+
+        a = all_reduce(x, "sum"); b = all_reduce(y, "sum")
+        a, b = split(all_reduce(cat([x, y]), "sum"))
+
+    Never: mixes groups, reductions or element types. Sums of floats may be added in another order by the backend;
+    `bitwise=True` forbids that.
+    """
+
+    name: ClassVar[str] = "bucket-all-reduce"
+    contract: ClassVar[Contract] = Contract(provides=frozenset({"bucketed-all-reduce"}))
+    kind: ClassVar[Kind] = Kind.ALL_REDUCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketAllToAll(_BucketPass):
+    """Merges all-to-alls into few large ones.
+
+    Does: what all members send to a rank travels side by side; what comes back is sorted by member.
+
+    Fires when: two or more exchanges of one group, device and element type do not depend on each other and fit under
+    the cap, whatever their split sizes.
+
+    Before and after:
+
+        a = all_to_all(x); b = all_to_all(y)
+        p = cat([x[0], y[0], x[1], y[1], ...]); a, b = sort(all_to_all(p))
+
+    Never: changes a bit of a result, or mixes groups.
+    """
+
+    name: ClassVar[str] = "bucket-all-to-all"
+    contract: ClassVar[Contract] = Contract(provides=frozenset({"bucketed-all-to-all"}))
+    kind: ClassVar[Kind] = Kind.ALL_TO_ALL
