@@ -66,6 +66,7 @@ __all__ = [
     "strided_shard",
     "symbol_facts",
     "symbolic_functions",
+    "symbolic_math",
     "tensor_metadata",
     "torch_version",
     "traces_restored_attributes",
@@ -242,6 +243,8 @@ def find_higher_order(name: str) -> HigherOrderOperator | None:
     """A higher-order operator from torch's registry, or None."""
     import torch._higher_order_ops
 
+    if name == "control_deps" and name not in torch._ops._higher_order_ops:
+        importlib.import_module("torch._inductor.fx_passes.control_dependencies")
     found = torch._ops._higher_order_ops.get(name)
     return found if isinstance(found, HigherOrderOperator) else None
 
@@ -772,3 +775,9 @@ def graph_break_error() -> type[BaseException]:
     from torch._dynamo.exc import Unsupported
 
     return Unsupported
+
+
+def symbolic_math() -> dict[str, Callable[..., Any]]:
+    """Functions on symbolic numbers that graphs call under private names."""
+    names = "acos asin atan cos cosh log2 sin sinh sqrt tan tanh".split()
+    return {f"torch._sym_{n}": getattr(torch, f"_sym_{n}") for n in names if hasattr(torch, f"_sym_{n}")}

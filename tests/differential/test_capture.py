@@ -1,8 +1,8 @@
 """A captured step, run on real ranks, is the step that eager training takes.
 
-Tolerance: 2e-5 absolute for losses, gradients and parameters after three steps. Graph and eager differ by rounding only:
-the optimizer's bias correction is computed on float32 tensors in the graph and on Python numbers in eager mode. Adam gets
-a larger epsilon than its default, or it would blow up rounding in gradients that are nearly zero to the size of a step.
+Tolerance: 2e-5 absolute for losses, gradients and parameters after three steps. Graph and eager differ by rounding
+only: the optimizer's bias correction is computed on float32 tensors in the graph and on Python numbers in eager mode.
+Adam gets a larger epsilon than its default, or it would blow up rounding in gradients near zero to the size of a step.
 """
 
 from __future__ import annotations
