@@ -11,13 +11,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    from counterpoint.capture.compiled import capture_compiled
     from counterpoint.capture.fully_shard import fully_shard
     from counterpoint.capture.replicate import replicate
+    from counterpoint.capture.step import capture_step
+    from counterpoint.capture.world import fake_world
 
-__all__ = ["MixedPrecisionPolicy", "fully_shard", "replicate"]
+__all__ = [
+    "MixedPrecisionPolicy",
+    "capture_compiled",
+    "capture_step",
+    "fake_world",
+    "fully_shard",
+    "replicate",
+]
 
 _HOMES = {
     "MixedPrecisionPolicy": "torch.distributed.fsdp",
+    "capture_compiled": "counterpoint.capture.compiled",
+    "capture_step": "counterpoint.capture.step",
+    "fake_world": "counterpoint.capture.world",
     "fully_shard": "counterpoint.capture.fully_shard",
     "replicate": "counterpoint.capture.replicate",
 }

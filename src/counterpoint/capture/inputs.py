@@ -1,7 +1,7 @@
 """The tensors that a model holds, and stand-ins for them: a capture never touches, and never needs, their values.
 
-A stand-in is a fake tensor of the same shape, dtype and layout, on the device where the original lies. A model on the meta
-device, or one built under a fake mode, is captured as if its weights had been allocated.
+A stand-in is a fake tensor of the same shape, dtype and layout, on the device where the original lies. A model on the
+meta device, or one built under a fake mode, is captured as if its weights had been allocated.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from counterpoint import _torch
 from counterpoint.capture.graph import CapturedGraph
 from counterpoint.capture.inputs import TensorRole, around, held_tensors, local_part
 from counterpoint.capture.optimizers import starts_from_zeros
-from counterpoint.capture.signature import Slot, StepSignature
+from counterpoint.capture.signature import Slot, StepSignature, read_signature
 from counterpoint.capture.world import current_world
 from counterpoint.errors import CaptureError, GroupError
 from counterpoint.ir.metadata import tensor_of
@@ -55,6 +56,12 @@ class CapturedStep(CapturedGraph):
     """A step graph with the names of what goes in and what comes out."""
 
     signature: StepSignature = field(default_factory=lambda: StepSignature((), ()))
+
+    @staticmethod
+    def of(captured: CapturedGraph) -> CapturedStep:
+        """A step that was saved and loaded, ready to run again."""
+        fields = {f.name: getattr(captured, f.name) for f in dataclasses.fields(CapturedGraph)}
+        return CapturedStep(**fields, signature=read_signature(captured.gm))
 
     def run(self, model: nn.Module, batch: Any, optimizer: Optimizer | None = None) -> StepResult:
         """Execute the graph on this rank's tensors. The model must be built and wrapped as the captured one was."""

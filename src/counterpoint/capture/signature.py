@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+
+from torch.fx import GraphModule
 
 from counterpoint.capture.inputs import TensorRole
+from counterpoint.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,6 @@ class StepSignature:
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     """The loss first; then gradients, and where the step updates them, parameters, buffers and optimizer state."""
-    batch_structure: Any = None
-    """The containers around the tensors of the batch; None after a graph was loaded from a file."""
 
     def names(self, role: TensorRole) -> tuple[str, ...]:
         """Names of all inputs of one role."""
@@ -57,3 +57,30 @@ class StepSignature:
 def node_name(slot: Slot) -> str:
     """The name of a slot's placeholder: role and name, with what is no letter or digit replaced."""
     return "_".join("".join(c if c.isalnum() else "_" for c in part) for part in (slot.role.value, slot.name) if part)
+
+
+_NOTE = "counterpoint"
+"""Metadata of a node that graph files keep. All of it lies on the placeholders, which no pass replaces."""
+
+
+def write_signature(gm: GraphModule, signature: StepSignature) -> None:
+    """Leave a signature on the placeholders of its graph."""
+    outputs = [[slot.role.value, slot.name] for slot in signature.outputs]
+    for node, slot in zip(gm.graph.find_nodes(op="placeholder"), signature.inputs, strict=True):
+        node.meta[_NOTE] = {"input": [slot.role.value, slot.name], **({"outputs": outputs} if outputs else {})}
+        outputs = []
+
+
+def read_signature(gm: GraphModule) -> StepSignature:
+    """The signature on a graph that was captured as a step, perhaps loaded from a file since."""
+    notes = [node.meta.get(_NOTE) for node in gm.graph.find_nodes(op="placeholder")]
+    try:
+        inputs = [Slot(TensorRole(role), name) for role, name in (note["input"] for note in notes)]
+        outputs = [Slot(TensorRole(role), name) for role, name in notes[0]["outputs"]]
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise CaptureError(
+            "the graph does not say what its inputs and outputs are",
+            where="CapturedStep.of",
+            next_step="hand over a graph that capture_step made",
+        ) from error
+    return StepSignature(tuple(inputs), tuple(outputs))

@@ -7,7 +7,6 @@ into the tensors that they hold on this rank.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,9 +31,10 @@ from counterpoint.capture.inputs import (
     modules_of,
     swapped,
 )
+from counterpoint.capture.lines import user_line
 from counterpoint.capture.optimizers import check_optimizer, is_elementwise, step_on
 from counterpoint.capture.run import CapturedStep
-from counterpoint.capture.signature import Slot, StepSignature
+from counterpoint.capture.signature import Slot, StepSignature, write_signature
 from counterpoint.capture.tidy import keep_outputs, tidy
 from counterpoint.capture.world import current_world, groups_of
 from counterpoint.errors import CaptureError
@@ -228,17 +228,9 @@ def _named_failures() -> Iterator[None]:
     except _torch.data_dependent_errors() as error:
         raise CaptureError(
             "the step asks for the value of a tensor, to branch on it or to size something by it",
-            where=_user_line(error),
+            where=user_line(error),
             next_step="compute it with tensors (torch.where), or use capture_compiled, which may break the graph",
         ) from error
-
-
-def _user_line(error: BaseException) -> str | None:
-    """The innermost line outside of torch and of this package."""
-    package, torch_root = __name__.split(".")[0], torch.__file__.rsplit("/", 1)[0]
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith(torch_root) and f"/{package}/capture/" not in f.filename]
-    return f"{outside[-1].filename}:{outside[-1].lineno}: {outside[-1].line}" if outside else None
 
 
 def _check_loss(loss: Any) -> None:
@@ -315,6 +307,8 @@ def capture_step(
     gm, inputs = trace(step)
     outputs = keep_outputs(gm, step.outputs)
     tidy(gm, inputs)
+    signature = StepSignature(tuple(inputs), outputs)
+    write_signature(gm, signature)
     return CapturedStep(
         gm,
         name=name,
@@ -322,5 +316,5 @@ def capture_step(
         world_size=world.size,
         rank=world.rank,
         groups=groups_of(gm),
-        signature=StepSignature(tuple(inputs), outputs, step.structure),
+        signature=signature,
     )
