@@ -51,7 +51,7 @@ def processes(work: Work, world_size: int, environment: Mapping[str, str]) -> It
             theirs.close()
             pipes.append(mine)
             started.append(process)
-        yield _messages(pipes)
+        yield _messages(pipes, started)
     finally:
         for pipe in pipes:
             pipe.close()
@@ -71,7 +71,7 @@ def _ctrl_c_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _messages(pipes: list[Connection]) -> Iterator[Message]:
+def _messages(pipes: list[Connection], started: list[BaseProcess]) -> Iterator[Message]:
     open_pipes = {id(pipe): (rank, pipe) for rank, pipe in enumerate(pipes)}
     while open_pipes:
         for ready in wait([pipe for _, pipe in open_pipes.values()]):
@@ -80,10 +80,20 @@ def _messages(pipes: list[Connection]) -> Iterator[Message]:
                 kind, data = pipe.recv()
             except EOFError:
                 del open_pipes[id(ready)]
+                _check_ended_well(rank, started[rank])
                 continue
             if kind == _FAILED:
                 raise CounterpointError(f"process {rank} failed:\n{data}", where=f"rank {rank}")
             yield Message(rank, kind, data)
+
+
+def _check_ended_well(rank: int, process: BaseProcess) -> None:
+    process.join(timeout=_GRACE_S)
+    if process.exitcode:
+        raise CounterpointError(
+            f"process {rank} ended with exit code {process.exitcode} and said nothing",
+            next_step="a negative code is a signal; -9 is often the kernel short of memory",
+        )
 
 
 def _main(work: Work, rank: int, world_size: int, environment: Mapping[str, str], pipe: Connection) -> None:
