@@ -779,5 +779,5 @@ def graph_break_error() -> type[BaseException]:
 
 def symbolic_math() -> dict[str, Callable[..., Any]]:
     """Functions on symbolic numbers that graphs call under private names."""
-    names = "acos asin atan cos cosh log2 sin sinh sqrt tan tanh".split()
+    names = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
     return {f"torch._sym_{n}": getattr(torch, f"_sym_{n}") for n in names if hasattr(torch, f"_sym_{n}")}

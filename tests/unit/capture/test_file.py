@@ -213,6 +213,17 @@ def compiled(function: Callable[..., Any], *args: Any, dynamic: bool | None = No
     return found
 
 
+def test_process_group_objects_travel_by_name(fake_world: Callable[[int], None]) -> None:
+    fake_world(8)
+    gm = captured().gm
+    start = next(node for node in gm.graph.nodes if node.name == "r")
+    start.args = (start.args[0], "sum", dist.group.WORLD)
+    (loaded,) = graphs_of(graphs_text([captured(gm=gm)]))
+    read = next(node for node in loaded.gm.graph.nodes if node.name == "r")
+    assert read.args[2] == dist.group.WORLD.group_name
+    assert f'group("{dist.group.WORLD.group_name}")' in graphs_text([loaded])
+
+
 class Layer(nn.Module):
     """Tensor parallel by hand: gather the sequence, two matrices, reduce and scatter."""
 

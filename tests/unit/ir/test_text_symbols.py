@@ -124,7 +124,7 @@ def test_signed_symbols_keep_their_sign() -> None:
         ("  symbol s0 = 1\n", "outside"),
         ("  symbol s0 = 4 in [9, 3]\n", "first bound"),
         ("  symbol s0 = 4\n  symbol s0 = 4\n", "declared twice"),
-        ("  symbol s0 = 4\n  assume 3 > 2\n", "not decided"),
+        ("  symbol s0 = 4\n  assume s0 < 0\n", "can hold"),
     ],
 )
 def test_wrong_declarations_are_refused(line: str, says: str) -> None:
@@ -143,6 +143,7 @@ def test_wrong_declarations_are_refused(line: str, says: str) -> None:
         ("-1", "size from 0"),
         ("9223372036854775808", "size from 0"),
         ("__import__", "declared symbol"),
+        ("s0*(s0 > 2)", "makes sense"),
         ("Mod(s0)", "arguments that Mod takes"),
     ],
 )

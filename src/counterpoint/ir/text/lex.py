@@ -18,7 +18,7 @@ _TOKEN = re.compile(
   | (?P<word>[^\W\d]\w*(?:\.\w+)*)
   | (?P<mark>\.\.\.|\*\*|//|==|!=|<=|>=|[()\[\]{}=:,+\-*/<>@?])
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
 # Source lines hold any character, so a location line is one token: only its own reader looks inside.
 _LOCATION = re.compile(r"[ \t]*(at [^\n]*)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -67,7 +68,9 @@ class SymbolPrinter:
         for environment in environments:
             for fact in _torch.known_facts(environment):
                 if fact.free_symbols and fact.free_symbols <= self._used.keys():
-                    found.setdefault(self.expression(fact))
+                    # A fact without words is dropped: a reader then knows less, never something wrong.
+                    with contextlib.suppress(GraphError):
+                        found.setdefault(self.expression(fact))
         return sorted(found)
 
     def _declaration(self, symbol: Any) -> str:
@@ -142,9 +145,10 @@ class SymbolReader:
     def read_fact(self, cursor: Cursor) -> None:
         """`assume s0 > s1`, after the word `assume`. Facts take effect in `finish`, when no tensor is made any more."""
         start, fact = cursor.position, self.read(cursor)
-        if not fact.free_symbols or not (fact.is_Boolean or fact.is_Relational):
-            raise cursor.error("a relation between symbols that is not decided already", at=start)
-        self._facts.append(fact)
+        if not (fact.is_Boolean or fact.is_Relational) or fact == sympy.false:
+            raise cursor.error("a relation between symbols that can hold", at=start)
+        if fact != sympy.true:
+            self._facts.append(fact)
 
     def finish(self) -> None:
         """Add the facts to the environment."""
@@ -153,7 +157,12 @@ class SymbolReader:
 
     def read(self, cursor: Cursor) -> Any:
         """Read an expression over the declared symbols."""
-        return read_expression(cursor, lambda: self.read_symbol(cursor))
+        start = cursor.position
+        try:
+            return read_expression(cursor, lambda: self.read_symbol(cursor))
+        except (TypeError, ValueError, ArithmeticError) as problem:
+            # What sympy raises for sums of truth values, infinities without sign and the like.
+            raise cursor.error(f"an expression that makes sense ({problem})", at=start) from problem
 
     def read_whole(self, cursor: Cursor) -> Any:
         """Read a whole number: an int where it is constant, an expression where it is not."""

@@ -68,14 +68,13 @@ matmul mod mul ne neg not_ or_ pos pow rshift setitem sub truediv truth xor"""
 _MATH = """acos acosh asin asinh atan atan2 atanh ceil cos cosh exp fabs floor fmod isclose isfinite isinf isnan ldexp
 log log10 log1p log2 pow prod sin sinh sqrt tan tanh trunc"""
 _BUILTINS = "abs bool divmod float int len max min pow round sum"
-_SYM = """sym_float sym_fresh_size sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum _sym_acos _sym_asin
-_sym_atan _sym_cos _sym_cosh _sym_log2 _sym_sin _sym_sinh _sym_sqrt _sym_tan _sym_tanh"""
+_SYM = "sym_float sym_fresh_size sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum"
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
     modules = {"operator": (operator, _OPERATOR), "math": (math, _MATH)}
     modules |= {"builtins": (builtins, _BUILTINS), "torch": (torch, _SYM)}
-    return {
+    return _torch.symbolic_math() | {
         f"{prefix}.{name}": getattr(module, name)
         for prefix, (module, names) in modules.items()
         for name in names.split()
