@@ -33,6 +33,8 @@ _HOMES = {
     "fake_world": "counterpoint.capture.world",
     "fully_shard": "counterpoint.capture.fully_shard",
     "replicate": "counterpoint.capture.replicate",
+    "clear_reports": "counterpoint.report.history",
+    "reports": "counterpoint.report.history",
 }
 
 
