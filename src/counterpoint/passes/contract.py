@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from counterpoint.errors import ContractError
+
+if TYPE_CHECKING:
+    from counterpoint.passes.base import Pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,28 +25,12 @@ class Contract:
     """Findings of the verifier that this pass may cause: `collective-duplicated` for one that gathers again."""
 
 
-class Contracted(Protocol):
-    """What the check asks of a pass."""
-
-    @property
-    def name(self) -> str:
-        """The name of the pass."""
-        ...
-
-    @property
-    def contract(self) -> Contract:
-        """Its contract."""
-        ...
-
-
-def provided_by(item: Contracted) -> frozenset[str]:
+def provided_by(item: Pass | type[Pass]) -> frozenset[str]:
     """The facts that stand after a pass has run."""
     return item.contract.provides | {item.name}
 
 
-def check_contracts(
-    passes: Sequence[Contracted], *, given: Iterable[str] = (), known: Iterable[Contracted] = ()
-) -> None:
+def check_contracts(passes: Sequence[Pass], *, given: Iterable[str] = (), known: Iterable[type[Pass]] = ()) -> None:
     """Raise ContractError unless every pass finds what it requires and nothing that it conflicts with.
 
     `given` are the facts of the graph itself; `known` are passes that the message may suggest.
@@ -57,7 +44,7 @@ def check_contracts(
         )
 
 
-def _findings(passes: Sequence[Contracted], given: frozenset[str], known: Iterable[Contracted]) -> Iterator[str]:
+def _findings(passes: Sequence[Pass], given: frozenset[str], known: Iterable[type[Pass]]) -> Iterator[str]:
     standing = dict.fromkeys(given, "the graph")
     for position, item in enumerate(passes):
         for fact in sorted(item.contract.requires - standing.keys()):
@@ -67,7 +54,7 @@ def _findings(passes: Sequence[Contracted], given: frozenset[str], known: Iterab
         standing |= dict.fromkeys(provided_by(item), item.name)
 
 
-def _who_provides(fact: str, later: Sequence[Contracted], known: Iterable[Contracted]) -> str:
+def _who_provides(fact: str, later: Sequence[Pass], known: Iterable[type[Pass]]) -> str:
     behind = [item.name for item in later if fact in provided_by(item)]
     if behind:
         return f"which {behind[0]} provides, but only after it"

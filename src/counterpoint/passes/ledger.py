@@ -179,7 +179,7 @@ def _entry_from_data(data: Mapping[str, Any]) -> Entry:
 
 
 def _verdict_from_data(data: Mapping[str, Any]) -> Verdict:
-    return Verdict(**known_fields(Verdict, data) | {"kind": VerdictKind(data["kind"])})
+    return Verdict(**{**known_fields(Verdict, data), "kind": VerdictKind(data["kind"])})
 
 
 def known_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:

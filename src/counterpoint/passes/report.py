@@ -94,4 +94,4 @@ def _record_to_data(record: PassRecord) -> dict[str, Any]:
 
 
 def _record_from_data(data: Mapping[str, Any]) -> PassRecord:
-    return PassRecord(**known_fields(PassRecord, data) | {"status": PassStatus(data["status"])})
+    return PassRecord(**{**known_fields(PassRecord, data), "status": PassStatus(data["status"])})
