@@ -75,6 +75,7 @@ def test_long_lines_are_cut_around_the_caret() -> None:
         (("aten.add.Tensor(%x, 1)", "get_attr __class__"), "an attribute path"),
         (("aten.add.Tensor(%x, 1)", "get_attr forward"), "the module's own"),
         (("placeholder", 'placeholder("a b")'), "placeholder"),
+        (("aten.add.Tensor(%x, 1)", "operator.add(%x)"), "cannot be a Python function"),
         (("  return (%y,)\n", ""), "truncated"),
         (("  return (%y,)\n", "  return (%y,\n"), "expected a value"),
         (("  return (%y,)\n", "  return (%y,)\n  %z: f32[2] = placeholder\n"), "expected `graph`"),

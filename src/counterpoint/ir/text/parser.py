@@ -93,11 +93,20 @@ class _Parser:
                         "", at=start, problem=f"there is neither an `attr {name}` above nor a `graph {inner}` below"
                     )
                 block.attributes[name] = made.pop(inner)
-            made[path] = fx.GraphModule(block.attributes, block.graph)
+            made[path] = self._graph_module(block)
         if len(made) > 1:
             stray = next(path for path in made if path)
             raise self._cursor.error("", problem=f"no get_attr node uses graph {stray}")
         return made[""]
+
+    def _graph_module(self, block: _Block) -> fx.GraphModule:
+        try:
+            return fx.GraphModule(block.attributes, block.graph)
+        except Exception as problem:
+            # Writing the Python of calls with wrong arguments fails in every kind of way.
+            name = f"graph {block.path}" if block.path else "the outermost graph"
+            what = f"{name} cannot be a Python function: {type(problem).__name__}: {problem}"
+            raise self._cursor.error("", problem=what, next_step="correct the arguments of its calls") from problem
 
     def _read_block(self, *, outermost: bool) -> _Block:
         cursor = self._cursor
