@@ -268,6 +268,11 @@ def fake_tensor(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) 
     return FakeTensor(mode, meta, device)
 
 
+def is_constant_sized(value: FakeTensor) -> bool:
+    """Whether no size or stride of a fake tensor is symbolic, and its value is not known either."""
+    return not value._has_symbolic_sizes_strides and value.constant is None
+
+
 _SYMBOLIC = (
     "FloorDiv",
     "ModularIndexing",

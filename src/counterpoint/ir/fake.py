@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from counterpoint._torch import FakeTensor, FakeTensorMode, tensor_metadata
 from counterpoint.errors import GraphError
 from counterpoint.ir import metadata, ops
+from counterpoint.ir.quick import quick_value
 
 
 def fake_mode_of(graph: Graph) -> FakeTensorMode:
@@ -41,6 +42,9 @@ def run_fake(node: Node, mode: FakeTensorMode, group_sizes: Mapping[str, Any] | 
     """What the node computes, on fake values. Operators whose fake kernel needs a live group have rules here."""
     args = map_arg(node.args, metadata.value_of)
     kwargs = map_arg(node.kwargs, metadata.value_of)
+    value = quick_value(node.target, args, kwargs, mode)
+    if value is not NotImplemented:
+        return value
     rule = _RULES.get(spec.name) if (spec := ops.spec_of(node.target)) else None
     with mode:
         if rule is not None:
