@@ -7,7 +7,11 @@ from functools import partial
 from typing import Any
 
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import default_partition
+from torch._functorch.partitioners import (
+    default_partition,
+    has_recomputable_ops,
+    min_cut_rematerialization_partition,
+)
 from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
 
@@ -20,18 +24,27 @@ from counterpoint.inductor.plan import Plan
 def compile_without_codegen(gm: GraphModule, example_inputs: Sequence[Any], plan: Plan) -> Callable[..., Any]:
     """Compile one graph of dynamo's where no compiler is needed, and none may exist.
 
-    No decompositions, because torch's own kernels are faster than their parts when nothing fuses the parts again; the
-    partition that saves activations as eager does, because recomputing pays only where kernels are fused.
+    No decompositions, because torch's own kernels are faster than their parts when nothing fuses the parts again.
     """
     backward = in_compiled_autograd()
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=partial(_run_passes, plan=plan, role="backward" if backward else "forward"),
         bw_compiler=partial(_run_passes, plan=plan, role="backward"),
         inference_compiler=partial(_run_passes, plan=plan, role="backward" if backward else "inference"),
-        partition_fn=default_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
     return compiled
+
+
+def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """Save activations as eager does, since recomputing pays only where kernels are fused; recompute what is marked.
+
+    Torch's default partition keeps the outputs of marked regions, and a gathered parameter is such an output.
+    """
+    chosen = min_cut_rematerialization_partition if has_recomputable_ops(joint) else default_partition
+    forward, backward = chosen(joint, *args, **kwargs)
+    return forward, backward
 
 
 def _run_passes(gm: GraphModule, example_inputs: Sequence[Any], *, plan: Plan, role: str) -> Callable[[list[Any]], Any]:

@@ -53,6 +53,10 @@ class CounterpointPass(custom_graph_pass.CustomGraphPass):
             theirs(graph)
         run_guarded(graph, self.plan, self.groups, self.run)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CounterpointPass:
+        # Torch copies settings freely; a copy would leave its report where nobody looks.
+        return self
+
     def uuid(self) -> Any | None:
         """Part of the cache key: our code and options, the shape of the groups, and the user's passes.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -76,9 +75,9 @@ def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
         request=request,
         pipeline=pipeline,
         codegen=codegen,
-        patches=MappingProxyType(patches),
+        patches=patches,
         identity=identity,
-        in_force=MappingProxyType(in_force),
+        in_force=in_force,
         notes=notes,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,8 +51,7 @@ def read_request(options: Mapping[str, Any] | None, mode: str | None) -> Request
     for key in theirs:
         if key not in known:
             raise _unknown_option(key, names, known)
-    settings = MappingProxyType(_torch_settings(mode, theirs))
-    return Request(effective(ours, source=SOURCE), settings, text)
+    return Request(effective(ours, source=SOURCE), _torch_settings(mode, theirs), text)
 
 
 def _unknown_option(key: str, ours: Collection[str], theirs: Collection[str]) -> OptionError:

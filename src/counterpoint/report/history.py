@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from types import MappingProxyType
 
 from counterpoint.passes.ledger import Ledger
 from counterpoint.passes.report import PipelineReport
@@ -76,7 +75,7 @@ class History:
     def add(self, record: CompileRecord) -> CompileRecord:
         """Number the record, keep it and log one line about it."""
         with self._lock:
-            numbered = replace(record, number=next(self._numbers), in_force=MappingProxyType(dict(record.in_force)))
+            numbered = replace(record, number=next(self._numbers), in_force=dict(record.in_force))
             self._records.append(numbered)
         LOGGER.info("%s", numbered)
         return numbered
