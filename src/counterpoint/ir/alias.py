@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch.fx import Graph, Node
 
-from counterpoint._torch import OpOverload, formals
+from counterpoint._torch import OpOverload
 from counterpoint.ir import effects, ops
 from counterpoint.ir.effects import Effect
 from counterpoint.ir.ops import Kind
@@ -89,7 +88,7 @@ class Hazards:
         reads: dict[Resource, None] = dict.fromkeys([find(source) for source in node.all_input_nodes])
         if _is_plain(node):
             return Accesses(tuple(reads))
-        if _only_looks(node):
+        if effects.only_looks(node):
             return _NOTHING
         effect = effects.effect_of(node)
         if effect is Effect.PURE:
@@ -113,12 +112,12 @@ class Hazards:
     def touching(self, resource: Resource) -> list[Node]:
         """Every node that touches the resource, in graph order. For a buffer this walks its users, not the graph."""
         resource = self._name(resource)
-        if isinstance(resource, Ambient):
-            written = self.writers(resource)
-            around: Iterable[Node] = written[0].graph.nodes if written and resource is Ambient.WORLD else written
-        else:
-            around = self._around(resource)
-        return sorted(node for node in dict.fromkeys(around) if resource in _both(self.accesses(node)))
+        if isinstance(resource, Node):
+            return sorted(set(self._around(resource)))
+        written = self.writers(resource)
+        if resource is not Ambient.WORLD or not written:
+            return sorted(written)
+        return [node for node in written[0].graph.nodes if resource in _both(self.accesses(node))]
 
     def order_edges(self, nodes: Iterable[Node]) -> dict[Node, tuple[Node, ...]]:
         """For each node the earlier ones that must stay before it because of a conflict; direct inputs left out.
@@ -207,10 +206,11 @@ class Hazards:
         return resource if isinstance(resource, Ambient) else self.storage.find(resource)
 
     def _around(self, root: Node) -> Iterator[Node]:
+        yield from self._writers.get(root, ())
         for member in self.storage.members(root):
-            yield member
             for user in member.users:
-                yield user
+                if not effects.only_looks(user):
+                    yield user
                 if ops.is_collective(user):
                     yield from waits_of(user)
 
@@ -262,22 +262,6 @@ def _draws(node: Node) -> bool:
     return effects.effect_of(node) is Effect.RANDOM
 
 
-@cache
-def _makes_a_view(target: OpOverload) -> bool:
-    declared = formals(target)
-    return any(formal.aliases for formal in declared) and not any(formal.written for formal in declared)
-
-
 def _is_plain(node: Node) -> bool:
     # Most nodes are, and a large graph is read in half the time for knowing it first.
     return isinstance(node.target, OpOverload) and effects.is_plain(node.target)
-
-
-def _only_looks(node: Node) -> bool:
-    """Whether the node surely makes a view, so that moving it past a write to its storage changes nothing.
-
-    Operators that copy where they must (reshape, contiguous) do read.
-    """
-    if not effects.is_view_like(node):
-        return False
-    return not isinstance(node.target, OpOverload) or _makes_a_view(node.target)

@@ -152,7 +152,8 @@ def _overloads(*names: str) -> frozenset[OpOverload]:
     )
 
 
-# Their schemas promise a fresh tensor, but they return the input (or a view of it) where nothing needs to change.
+# They return the input, or a view of it, where nothing needs to change, and copy elsewhere; what the schemas say of it
+# is no guide.
 _MAY_ALIAS = _overloads(
     "reshape.default",
     "contiguous.default",
@@ -170,6 +171,7 @@ def is_plain(overload: OpOverload) -> bool:
     """Whether the operator reads its arguments, returns fresh memory and does nothing else, as most do."""
     pure = _effect_of_overload(overload) is Effect.PURE
     return pure and overload not in _MAY_ALIAS and not _formals_where(overload, False)
+
 
 _SHAPE_ONLY = _overloads(
     "view.default",
@@ -202,3 +204,8 @@ _SHAPE_ONLY = _overloads(
 def is_view_like(node: Node) -> bool:
     """Whether the node only looks at its input in another shape, or picks an element of a list."""
     return node.op == "call_function" and (node.target is operator.getitem or node.target in _SHAPE_ONLY)
+
+
+def only_looks(node: Node) -> bool:
+    """Whether the node surely makes a view and copies nothing, so that it does not read what its storage holds."""
+    return is_view_like(node) and node.target not in _MAY_ALIAS

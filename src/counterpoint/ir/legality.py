@@ -95,16 +95,16 @@ def refuse_hazards(changes: Changes, hazards: Hazards) -> Refusal | None:
 
 def _refuse_lane(lane: list[Node], resource: Resource, hazards: Hazards) -> Refusal | None:
     """Some node that writes was moved: compare all that touch the resource, given in their old order."""
+    writers = set(hazards.writers(resource))
     last_write: Node | None = None
     last: Node | None = None
     for node in lane:
-        writes = resource in hazards.accesses(node).writes
-        limit = last if writes else last_write
+        limit = last if node in writers else last_write
         if limit is not None and not limit < node:
             return Refusal("hazard-order", node.name, f"it stood after {limit.name}")
         if last is None or last < node:
             last = node
-        if writes:
+        if node in writers:
             last_write = node
     return None
 

@@ -98,15 +98,16 @@ class UndoLog:
             step()
         for node, users in self._users.items():
             if node not in self.made:
-                _refill(node.users, dict.fromkeys(users))
+                _refill(node.users, dict.fromkeys(user for user in users if user not in self.made))
         self._names.drop(self.made)
         set_revision(self.graph, self._revision)
         self.graph.__dict__.pop(_OPEN)
 
     def _note_users(self, node: Node) -> None:
         for source in node.all_input_nodes:
-            if source not in self._users:
-                self._users[source] = tuple(user for user in source.users if user not in self.made)
+            # A single user has no order; most operands of a large output node have one.
+            if len(source.users) > 1 and source not in self._users:
+                self._users[source] = tuple(source.users)
 
     def _mark(self) -> None:
         set_revision(self.graph, Revision())
@@ -114,7 +115,9 @@ class UndoLog:
 
 def _assign(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     node.args = args
-    node.kwargs = dict(kwargs)
+    # Each assignment makes fx go through all operands, of which an output node may have thousands.
+    if kwargs or node.kwargs:
+        node.kwargs = dict(kwargs)
 
 
 def _refill(target: dict[Any, Any], content: Mapping[Any, Any]) -> None:
