@@ -62,7 +62,8 @@ def capture_compiled(
         call = torch.compile(model_or_fn, backend=collected.backend("forward"), dynamic=dynamic, fullgraph=fullgraph)
         inputs = stand_ins.batch((args, dict(kwargs or {})))
         _train_once(call, inputs, loss, collected, train, _reduces_in_python(model_or_fn))
-    if not collected.graphs:
+    # A backward alone comes from compiled autograd: it does not show that the forward was compiled.
+    if all(graph.role == "backward" for graph in collected.graphs):
         raise _nothing_captured(model_or_fn)
     return collected.graphs
 

@@ -79,7 +79,7 @@ class StepTrace:
         check_optimizer(optimizer, self.names)
         fresh = self._first_step(optimizer)
         return {
-            self.names[id(p)]: dict(optimizer.state[p]) if optimizer.state.get(p) else fresh[id(p)]
+            self.names[id(p)]: dict(optimizer.state[p]) if optimizer.state.get(p) else fresh.get(id(p), {})
             for group in optimizer.param_groups
             for p in group["params"]
             if p.requires_grad
@@ -305,8 +305,8 @@ def capture_step(
     world = current_world("capture_step")
     step = StepTrace(model, loss_fn, batch, optimizer if train else None, train, dynamic, device)
     gm, inputs = trace(step)
-    outputs = keep_outputs(gm, step.outputs)
     tidy(gm, inputs)
+    outputs = keep_outputs(gm, step.outputs)
     signature = StepSignature(tuple(inputs), outputs)
     write_signature(gm, signature)
     return CapturedStep(

@@ -40,6 +40,7 @@ def keep_outputs(gm: GraphModule, slots: Iterable[Slot]) -> tuple[Slot, ...]:
     results: Any = output.args[0]
     kept = [(slot, node) for slot, node in zip(slots, results, strict=True) if node.op != "placeholder"]
     output.args = (tuple(node for _, node in kept),)
+    gm.recompile()
     return tuple(slot for slot, _ in kept)
 
 

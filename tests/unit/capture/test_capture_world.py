@@ -57,8 +57,8 @@ def test_groups_are_named_alike_on_every_rank_and_run() -> None:
     for rank in (0, 3, 0):
         with fake_world(8, rank) as world:
             mesh = world.mesh(2, 4, names=("a", "b"))
-            groups = {mesh.get_group(name).group_name: dist.get_process_group_ranks(mesh.get_group(name)) for name in "ab"}
-            seen.append(groups)
+            groups = [mesh.get_group(name) for name in "ab"]
+            seen.append({group.group_name: dist.get_process_group_ranks(group) for group in groups})
     first, other, again = seen
     assert first == again
     assert [rank for ranks in other.values() for rank in ranks].count(3) == 2
