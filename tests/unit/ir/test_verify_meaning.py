@@ -1,4 +1,4 @@
-"""Comparing with the reference: right rewrites pass, wrong ones are named. Each case is a function that builds a graph."""
+"""Comparing with the reference: right rewrites pass, wrong ones are named. A case is a function that builds a graph."""
 
 from __future__ import annotations
 

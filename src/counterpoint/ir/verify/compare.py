@@ -140,8 +140,9 @@ class _Comparison:
                     certain = all(isinstance(size, int) for size in (*left.shape, *right.shape))
                     code = "value-changed" if certain else "unproven"
                     return code, new, f"{_call(b)} reads an operand of shape {right.shape}, was {left.shape}"
-                left, right = left.value, right.value
-            pair = self._differing(left, right)
+                pair = self._differing(left.value, right.value)
+            else:
+                pair = self._differing(left, right)
             return (pair, new, f"in an operand of {_call(b)}") if isinstance(pair, str) else pair
         return "unproven", new, f"{_call(b)} differs"
 

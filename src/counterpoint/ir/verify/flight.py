@@ -113,9 +113,9 @@ def _accesses(
                 continue
             code = "written-in-flight" if writes else "read-in-flight"
             role = "receives into" if held.received else "sends"
-            yield at(
-                code, node, f"{operand.name} shares memory with {held.node.name}, which {held.by[0][0].name} {role}"
-            )
+            partner = f"{held.node.name}, which {held.by[0][0].name} {role}"
+            yield at(code, node, f"{operand.name} shares memory with {partner}")
+            break
 
 
 def _apart(a: Node, b: Node, anchors: dict[Node, Extent]) -> bool:
@@ -129,8 +129,8 @@ def _apart(a: Node, b: Node, anchors: dict[Node, Extent]) -> bool:
 def _extent(node: Node, known: dict[Node, Extent]) -> Extent:
     if node not in known:
         shown = base = _buffer(node)
-        while effects.is_view_like(base):
-            base = _buffer(effects.aliased_nodes(base)[0])
+        while effects.is_view_like(base) and (shared := effects.aliased_nodes(base)):
+            base = _buffer(shared[0])
         known[node] = base, _bytes(shown)
     return known[node]
 

@@ -107,7 +107,7 @@ def _problem(node: Node, mode: FakeTensorMode, groups: Mapping[str, Any]) -> str
 
 def _element(node: Node) -> Any:
     source, index = node.args
-    return metadata.value_of(source)[index] if isinstance(source, Node) else source  # type: ignore[index]
+    return metadata.value_of(source)[index] if isinstance(source, Node) else source
 
 
 def _difference(said: Any, computed: Any) -> str | None:
