@@ -48,7 +48,7 @@ def _without_autograd_cache() -> Iterator[None]:
     What takes long, generating and compiling code, is in the FX graph cache below it. Precompilation is left alone: it
     stores whole results in this cache and compiles each graph anew.
     """
-    if functorch_config.bundled_autograd_cache:
+    if getattr(functorch_config, "bundled_autograd_cache", False):
         yield
         return
     with functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):

@@ -52,19 +52,21 @@ def run_guarded(graph: Graph, plan: Plan, groups: GroupTable, run: PassRun) -> N
     for node in graph.nodes:
         # AOT autograd's forward and backward share these dictionaries; what passes note in one is not for the other.
         node.meta = dict(node.meta)
-    saved = SavedGraph(gm)
+    # Without passes nothing can change, and copying a large graph takes seconds.
+    saved = SavedGraph(gm) if plan.pipeline.passes else None
     try:
         report = run_pipeline(gm, plan.pipeline, options=plan.options, groups=groups, name=run.next_name())
     except Exception as error:
         if isinstance(error, USER_ERRORS) or plan.options.on_error == "raise":
             raise
-        saved.restore()
+        if saved is not None:
+            saved.restore()
         report = _report_untouched(gm, plan, groups, run, error)
         LOGGER.error("our passes failed; the graph is compiled as it was", exc_info=error)
     run.reports.append(report)
     run.problems.extend(report.problems)
     if report.problems:
-        run.problems.append(save_fault(gm, saved.graph, groups, report))
+        run.problems.append(save_fault(gm, saved.graph if saved is not None else graph, groups, report))
     run.seconds += time.perf_counter() - started
 
 

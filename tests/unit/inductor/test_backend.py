@@ -227,7 +227,7 @@ def test_a_fault_outside_of_any_pass_is_contained_too(
         raise RuntimeError("the pipeline itself is broken")
 
     monkeypatch.setattr("counterpoint.inductor.guard.run_pipeline", broken)
-    compiled(Net())(torch.ones(2, 4)).backward()
+    compiled(Net(), passes="verify-graph")(torch.ones(2, 4)).backward()
     assert [r.ledgers[0].entries[0].verdict.code for r in reports()] == ["pass-failed", "pass-failed"]
     assert "the pipeline itself is broken" in caplog.text
 
