@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
+from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
@@ -148,8 +149,11 @@ def has_registered_effect(target: Any) -> bool:
 
 def tensor_metadata(value: torch.Tensor) -> Any:
     """The `tensor_meta` record of a tensor, as torch's own propagation writes it."""
-    from torch.fx.passes.shape_prop import _extract_tensor_metadata
-
+    if type(value) is FakeTensor and is_constant_sized(value) and value.is_contiguous():
+        # Most are so, and asking torch takes longer than all the rest of making a node.
+        return TensorMetadata(
+            value.shape, value.dtype, value.requires_grad, value.stride(), torch.contiguous_format, False, {}
+        )
     return _extract_tensor_metadata(value)
 
 

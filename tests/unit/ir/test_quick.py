@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoint._torch import FakeTensorMode
+from counterpoint._torch import FakeTensorMode, tensor_metadata
 from counterpoint.ir.quick import quick_value
 
 ATEN = torch.ops.aten
@@ -98,3 +98,11 @@ def test_what_is_not_simple_is_left_to_the_dispatcher(target: Any, make: Any) ->
 def test_an_element_of_a_list_is_that_element() -> None:
     parts = [fake((2,)), fake((3,))]
     assert quick_value(operator.getitem, (parts, 1), {}, MODE) is parts[1]
+
+
+@given(shapes, dtypes)
+def test_the_quick_record_of_a_tensor_is_torchs_own(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    from torch.fx.passes.shape_prop import _extract_tensor_metadata
+
+    for value in (fake(shape, dtype), fake((4, 4), dtype).t()):
+        assert tensor_metadata(value) == _extract_tensor_metadata(value)
