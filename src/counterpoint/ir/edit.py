@@ -23,6 +23,7 @@ from counterpoint.ir import ops
 from counterpoint.ir.alias import Hazards
 from counterpoint.ir.events import Edit, EditCounts, EditKind, EditRejected
 from counterpoint.ir.fake import fake_mode_of
+from counterpoint.ir.handover import refuse_handover
 from counterpoint.ir.legality import Changes, refuse_hazards, refuse_order
 from counterpoint.ir.reason import Refusal
 from counterpoint.ir.revision import Snapshot
@@ -98,10 +99,11 @@ class GraphEditor:
     def judge(self, changes: Changes) -> Refusal | None:
         """Whether the changes may stand."""
         refusal = refuse_order(changes)
-        if refusal is None and self._hazards is not None:
-            self._hazards.begin()
-            _take_in(changes, self._hazards)
-            refusal = refuse_hazards(changes, self._hazards)
+        if refusal is None and (self._hazards is not None or (changes.erased and changes.made)):
+            hazards = self.hazards()
+            hazards.begin()
+            _take_in(changes, hazards)
+            refusal = refuse_hazards(changes, hazards) or refuse_handover(changes, hazards)
         if refusal is None and self.check is not None:
             refusal = self.check(changes)
         return refusal

@@ -27,7 +27,8 @@ class Changes:
     """Nodes of before with other arguments."""
     moved: tuple[Node, ...]
     """Nodes of before that were moved."""
-    erased: tuple[Node, ...]
+    erased: dict[Node, tuple[Node, ...]]
+    """Nodes of before that are gone, and what they used."""
     places: dict[Node, Place] = field(repr=False)
     """Where each moved node stood."""
 
@@ -44,7 +45,7 @@ class Changes:
             made=tuple(node for node in log.made if node not in log.erased),
             changed=surviving(log.changed),
             moved=surviving(log.moved),
-            erased=tuple(node for node in log.erased if node not in log.made),
+            erased={node: used for node, used in log.erased.items() if node not in log.made},
             places=log.moved,
         )
 

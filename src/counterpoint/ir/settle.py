@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from torch.fx import Node
 
 from counterpoint.ir.alias import Hazards
+from counterpoint.ir.handover import required_order
 from counterpoint.ir.legality import Changes
 from counterpoint.ir.reason import Refusal
 
@@ -17,10 +18,11 @@ def settled(changes: Changes, hazards: Hazards) -> list[Node] | Refusal:
 
     Among nodes that may come next, the one that stands first does. Empty when nothing is wrong.
     """
-    span = _wrong_span(changes)
+    required = required_order(changes, hazards)
+    span = _wrong_span(changes, required)
     after: dict[Node, list[Node]] = {node: [] for node in span}
     missing = dict.fromkeys(span, 0)
-    for node, sources in _edges(span, changes, hazards):
+    for node, sources in _edges(span, changes, hazards, required):
         for source in sources:
             if source in after:
                 after[source].append(node)
@@ -41,18 +43,23 @@ def settled(changes: Changes, hazards: Hazards) -> list[Node] | Refusal:
     return order
 
 
-def _edges(span: list[Node], changes: Changes, hazards: Hazards) -> Iterable[tuple[Node, Iterable[Node]]]:
+def _edges(
+    span: list[Node], changes: Changes, hazards: Hazards, required: Sequence[tuple[Node, Node]]
+) -> Iterable[tuple[Node, Iterable[Node]]]:
     for node in span:
         yield node, node.all_input_nodes
     new = set(changes.made)
-    # Conflicts count in the order of before: what the transaction made has no order to keep but its operands'.
+    # Conflicts count in the order of before. What the transaction made has no order to keep but its operands', and that
+    # of erased nodes whose reads it took over.
     old = sorted((node for node in span if node not in new), key=changes.was)
     yield from hazards.order_edges(old).items()
+    inside = set(span)
+    yield from ((after, (before,)) for before, after in required if before in inside and after in inside)
 
 
-def _wrong_span(changes: Changes) -> list[Node]:
-    """From the first user that stands before an operand to the last such operand."""
-    wrong: list[Node] = []
+def _wrong_span(changes: Changes, required: Sequence[tuple[Node, Node]]) -> list[Node]:
+    """From the first node that stands before one that it needs to the last such one."""
+    wrong = [node for before, after in required if not before < after for node in (before, after)]
     for node in dict.fromkeys((*changes.made, *changes.changed, *changes.moved)):
         late = [source for source in node.all_input_nodes if not source < node]
         early = [user for user in node.users if not node < user]

@@ -31,7 +31,8 @@ class UndoLog:
         graph.__dict__[_OPEN] = True
         self.graph = graph
         self.made: dict[Node, None] = {}
-        self.erased: dict[Node, None] = {}
+        self.erased: dict[Node, tuple[Node, ...]] = {}
+        """Erased nodes, and what they used."""
         self.changed: dict[Node, None] = {}
         """Nodes whose arguments were set."""
         self.moved: dict[Node, tuple[int, ...]] = {}
@@ -73,9 +74,9 @@ class UndoLog:
     def erase(self, node: Node) -> None:
         """Take out a node without users."""
         old_next, args, kwargs = node.next, node.args, node.kwargs
+        self.erased[node] = tuple(node.all_input_nodes)
         self._note_users(node)
         self.graph.erase_node(node)
-        self.erased[node] = None
         self._back.append(lambda: _assign(node, args, kwargs))
         self._back.append(lambda: bring_back(node, old_next))
         self._mark()
@@ -97,8 +98,8 @@ class UndoLog:
         for step in reversed(self._back):
             step()
         for node, users in self._users.items():
-            if node not in self.made:
-                _refill(node.users, dict.fromkeys(user for user in users if user not in self.made))
+            # The users are right again but for their order; what was noted may hold some that came before the note.
+            _refill(node.users, {user: None for user in (*users, *node.users) if user in node.users})
         self._names.drop(self.made)
         set_revision(self.graph, self._revision)
         self.graph.__dict__.pop(_OPEN)

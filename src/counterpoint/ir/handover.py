@@ -1,0 +1,90 @@
+"""New nodes that read buffers in the place of erased ones: on which side of each write they must stand.
+
+A transaction that packs what two erased nodes read into one new node moves two reads, though no node has moved. So the
+new reader keeps the order that the erased readers had with whatever writes those buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from counterpoint._torch import is_erased
+from counterpoint.ir import effects, ops
+from counterpoint.ir.alias import Hazards, Resource, started_by
+from counterpoint.ir.legality import Changes, Place
+from counterpoint.ir.reason import Refusal
+
+
+def required_order(changes: Changes, hazards: Hazards) -> list[tuple[Node, Node]]:
+    """Pairs of a new reader and an old writer; the first of each pair must stand before the second.
+
+    A write that stood between two erased readers gives both orders, which no arrangement can meet.
+    """
+    spans = _erased_reads(changes, hazards)
+    if not spans:
+        return []
+    new = set(changes.made)
+    found: list[tuple[Node, Node]] = []
+    for reader, resource in _new_reads(changes, hazards, spans):
+        first, last = spans[resource]
+        for writer in hazards.writers(resource):
+            if writer in new or is_erased(writer):
+                continue
+            if changes.was(writer) < last:
+                found.append((writer, reader))
+            if changes.was(writer) > first:
+                found.append((reader, writer))
+    return found
+
+
+def refuse_handover(changes: Changes, hazards: Hazards) -> Refusal | None:
+    """Every new reader stands where the erased ones stood, as far as writes can tell."""
+    for before, after in required_order(changes, hazards):
+        if not before < after:
+            return Refusal("hazard-order", after.name, f"what it reads or writes must come after {before.name}")
+    return None
+
+
+def _erased_reads(changes: Changes, hazards: Hazards) -> dict[Resource, tuple[Place, Place]]:
+    """Where the first and the last erased reader of each buffer stood, for buffers that somebody writes."""
+    spans: dict[Resource, tuple[Place, Place]] = {}
+    for node, used in changes.erased.items():
+        if effects.is_view_like(node):
+            continue
+        place = changes.was(node)
+        for source in _living(used, changes.erased, ops.is_wait(node)):
+            resource = hazards.storage.find(source)
+            if hazards.is_written(resource):
+                first, last = spans.get(resource, (place, place))
+                spans[resource] = min(first, place), max(last, place)
+    return spans
+
+
+def _living(used: tuple[Node, ...], erased: dict[Node, tuple[Node, ...]], waits: bool) -> Iterator[Node]:
+    """What is left of the operands of an erased node, views that are gone too looked through. A wait holds what its
+    start read."""
+    for source in used:
+        if source not in erased:
+            yield source
+        elif effects.is_view_like(source) or (waits and ops.is_collective(source)):
+            yield from _living(erased[source], erased, waits)
+
+
+def _new_reads(
+    changes: Changes, hazards: Hazards, spans: dict[Resource, tuple[Place, Place]]
+) -> Iterator[tuple[Node, Resource]]:
+    """The new nodes that read one of these buffers, directly or through new views."""
+    seen: dict[Node, dict[Resource, None]] = {node: {} for node in changes.made}
+    for node in sorted(changes.made):
+        start = started_by(node) if ops.is_wait(node) else None
+        operands = (*node.all_input_nodes, *(start.all_input_nodes if start is not None else ()))
+        for source in operands:
+            if source not in seen:
+                resource = hazards.storage.find(source)
+                if resource in spans:
+                    seen[node][resource] = None
+            elif effects.aliased_nodes(source):
+                seen[node].update(seen[source])
+        yield from ((node, resource) for resource in seen[node])
