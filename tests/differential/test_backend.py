@@ -319,27 +319,6 @@ def job_cached(folder: str, options: dict[str, Any], version: str | None = None)
     return summary(record)
 
 
-class Sharded(nn.Module):
-    """Multiplies its rank's rows by a DTensor weight and gathers all rows; library calls only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        self.weight = nn.Parameter(distribute_tensor(integers(8, 8, seed=7), self.mesh, [Replicate()]))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return (DTensor.from_local(rows, self.mesh, [Shard(0)]) @ self.weight).full_tensor()
-
-
-def job_meshes(folder: str) -> list[tuple[str, str]]:
-    """A module over DTensor, whose graphs take device meshes as inputs."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-    model = Sharded()
-    with torch.no_grad():
-        assert torch.equal(compiled(model, INDUCTOR)(own_data(0)), model(own_data(0)))
-    return [(record.cache, record.origin) for record in reports()]
-
-
 def fresh(ranks: Any) -> Any:
     """Two ranks in processes that have compiled nothing yet."""
     ranks(2).stop()
@@ -382,12 +361,6 @@ def test_a_report_that_is_gone_or_garbled_is_computed_again(ranks: Any, filled: 
         file.unlink() if damage == "gone" else file.write_text("{")
     found = ranks(2).run(job_cached, str(filled), TURN)
     assert found == [("inference", "hit", "recomputed", 2, TURNED)] * 2
-
-
-def test_graphs_over_device_meshes_hit_in_a_new_process_too(ranks: Any, tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    assert ranks(2).run(job_meshes, folder) == [[("miss", "run")]] * 2
-    assert fresh(ranks).run(job_meshes, folder) == [[("hit", "stored")]] * 2
 
 
 def job_ddp_in_force(options: dict[str, Any]) -> list[tuple[str, int, str]]:
