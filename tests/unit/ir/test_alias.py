@@ -1,4 +1,4 @@
-"""Claims about storage classes and conflicts: what may share memory is one class, and what conflicts keeps its order."""
+"""Claims about storage classes and conflicts: what may share memory is one class, what conflicts keeps its order."""
 
 from __future__ import annotations
 
