@@ -2,8 +2,8 @@
 
 python benchmarks/bench_capture.py [--layers 2] [--large]
 
-Times are CPU seconds of this process, because the machine may be shared; each row is one capture, after one that warms up
-torch's lazy imports. `--large` adds Llama-8B, all 32 layers, from the meta device.
+Times are CPU seconds of this process, because the machine may be shared; each row is one capture, after one that warms
+up torch's lazy imports. `--large` takes all 32 layers of Llama-8B for the last table.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--large", action="store_true", help="also Llama-8B with all its layers")
+    parser.add_argument("--large", action="store_true", help="all 32 layers of Llama-8B in the last table")
     options = parser.parse_args()
     config = DecoderConfig(layers=options.layers, dim=512, heads=16, kv_heads=8, hidden=1024, vocabulary=4096)
     measure(replace(config, layers=1), "tensor parallel", 8, "compiled")

@@ -6,6 +6,7 @@ which training would meet them. In place of each graph runs a function that answ
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -39,7 +40,7 @@ def capture_compiled(
     fullgraph: bool = False,
     device: str = "cpu",
 ) -> list[CapturedGraph]:
-    """The graphs in the order in which they are compiled: with a graph break, one forward for each part.
+    """The graphs in the order in which they are compiled: with graph breaks, a forward and a backward for each part.
 
     loss: makes a scalar of the output; without it, the floating-point outputs are summed. It is not part of the graphs.
     stage: "aot" after autograd, "post_grad" after inductor's rewrites, where its last custom pass stands.
@@ -100,7 +101,7 @@ def _sum_of(output: Any) -> Tensor | None:
 
 
 class _Collected:
-    """The graphs found so far. Numbers count the graphs of one role, so that names are the same in every run."""
+    """The graphs found so far. A forward and its backward have the same number, counted in the order of forwards."""
 
     def __init__(self, world: World, stage: CompiledStage) -> None:
         self.world, self.stage = world, stage
@@ -108,18 +109,23 @@ class _Collected:
 
     def backend(self, role: Role) -> Callable[..., Any]:
         """A backend whose graphs without a backward of their own have this role."""
+        numbers = itertools.count()
 
-        def take(gm: GraphModule, is_backward: bool) -> Callable[..., Any]:
-            return self._take(gm, "backward" if is_backward else role)
+        def compile_part(gm: GraphModule, examples: Any) -> Any:
+            number = next(numbers)
 
-        def take_inference(gm: GraphModule, _: bool) -> Callable[..., Any]:
-            # Compiled autograd hands a whole backward over as a forward that nobody differentiates.
-            return self._take(gm, role if role == "backward" else "inference")
+            def take(part: GraphModule, is_backward: bool) -> Callable[..., Any]:
+                return self._take(part, "backward" if is_backward else role, number)
 
-        return _BACKENDS[self.stage](take, take_inference)
+            def take_inference(part: GraphModule, _: bool) -> Callable[..., Any]:
+                # Compiled autograd hands a whole backward over as a forward that nobody differentiates.
+                return self._take(part, role if role == "backward" else "inference", number)
 
-    def _take(self, gm: GraphModule, role: Role) -> Callable[..., Any]:
-        number = sum(1 for graph in self.graphs if graph.role == role)
+            return _BACKENDS[self.stage](take, take_inference)(gm, examples)
+
+        return compile_part
+
+    def _take(self, gm: GraphModule, role: Role, number: int) -> Callable[..., Any]:
         kept = _torch.copy_graph(gm)
         self.graphs.append(
             CapturedGraph(
