@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch._inductor import config as inductor_config
@@ -85,18 +87,18 @@ def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
 def _choose_codegen(request: Request, example_inputs: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
     """The code generator; where inductor is only the default and cannot work here, the eager one, with a note."""
     wanted = request.options.codegen
-    if wanted == "eager" or not _needs_cpp(example_inputs) or _has_cpp_compiler():
+    missing = _missing_for_cpp() if wanted == "inductor" and _needs_cpp(example_inputs) else None
+    if missing is None:
         return wanted, ()
-    tried = ", ".join(str(one) for one in _compilers_tried() if one)
     if request.chose("codegen"):
         raise CompileError(
-            "codegen='inductor' needs a C++ compiler for CPU tensors, and none was found",
-            where=f"tried {tried}",
-            next_step="install g++ or clang++, name one in the environment variable CXX, or use codegen='eager'",
+            f"codegen='inductor' compiles C++ for CPU tensors, and {missing.what}",
+            where=missing.where,
+            next_step=f"{missing.remedy}, or use codegen='eager'",
         )
     return "eager", (
-        f"no C++ compiler was found (tried {tried}), so the graph runs without code generation, codegen='eager'; "
-        "install g++ or clang++ or name one in CXX for generated code",
+        f"{missing.what} ({missing.where}), so the graph runs without code generation, as with codegen='eager'; "
+        f"for generated code {missing.remedy}",
     )
 
 
@@ -105,14 +107,30 @@ def _needs_cpp(example_inputs: Sequence[Any]) -> bool:
     return "cpu" in devices or not devices
 
 
-def _has_cpp_compiler() -> bool:
+class _Missing(NamedTuple):
+    what: str
+    where: str
+    remedy: str
+
+
+def _missing_for_cpp() -> _Missing | None:
+    """What inductor lacks on this machine to compile C++: a compiler, or the headers of this Python."""
     try:
         get_cpp_compiler()
     except (InvalidCxxCompiler, RuntimeError, OSError):
-        return False
-    return True
-
-
-def _compilers_tried() -> Sequence[Any]:
-    configured = inductor_config.cpp.cxx
-    return configured if isinstance(configured, (list, tuple)) else (configured,)
+        configured = inductor_config.cpp.cxx
+        tried = configured if isinstance(configured, (list, tuple)) else (configured,)
+        names = ", ".join(str(one) for one in tried if one)
+        return _Missing(
+            "no C++ compiler was found",
+            f"tried {names}",
+            "install g++ or clang++, or name one in the environment variable CXX",
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        return _Missing(
+            "the headers of Python are not installed",
+            f"no {header}",
+            "install them (python3-dev on Debian)",
+        )
+    return None

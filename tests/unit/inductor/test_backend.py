@@ -290,6 +290,15 @@ def test_without_a_compiler_an_explicit_wish_is_refused() -> None:
         compiled(Net(), codegen="inductor")(torch.ones(2, 4))
 
 
+def test_without_the_headers_of_python_the_default_falls_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    torch.compile(Net(), backend="counterpoint")(torch.ones(2, 4))
+    assert reports()[0].in_force["codegen"] == "eager"
+    assert f"no {tmp_path / 'Python.h'}" in reports()[0].problems[0]
+
+
 def test_settings_of_inductor_that_do_nothing_are_mentioned(caplog: pytest.LogCaptureFixture) -> None:
     compiled(Net(), max_autotune=True)(torch.ones(2, 4))
     assert "max_autotune" in reports()[0].problems[0]
