@@ -43,12 +43,12 @@ def save_fault(gm: GraphModule, graph: Graph, groups: GroupTable, report: Pipeli
 
 
 def _text_of(gm: GraphModule, graph: Graph, groups: GroupTable, name: str) -> tuple[str, str]:
-    role: Role = next((known for known in _ROLES if name.startswith(known)), "step")
+    roles = [known for known in _ROLES if name.startswith(known)]
     try:
         captured = CapturedGraph(
             gm=GraphModule(gm, graph),
             name=name,
-            role=role,
+            role=roles[0] if roles else "step",
             world_size=dist.get_world_size() if dist.is_initialized() else max(1, groups.world_size),
             rank=dist.get_rank() if dist.is_initialized() else 0,
             groups=dict(groups),
