@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import torch.distributed as dist
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -48,7 +48,7 @@ def _text_of(gm: GraphModule, graph: Graph, groups: GroupTable, name: str) -> tu
         captured = CapturedGraph(
             gm=GraphModule(gm, graph),
             name=name,
-            role=roles[0] if roles else "step",
+            role=cast(Role, roles[0] if roles else "step"),
             world_size=dist.get_world_size() if dist.is_initialized() else max(1, groups.world_size),
             rank=dist.get_rank() if dist.is_initialized() else 0,
             groups=dict(groups),
