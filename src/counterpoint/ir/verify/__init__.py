@@ -95,7 +95,7 @@ class Rule:
     compares: bool = False
     """Needs a reference."""
     ground: bool = False
-    """The other rules rely on it, and do not run when it finds something."""
+    """Later rules rely on it, and do not run when it finds something."""
 
 
 def _autograd_forms(subject: Subject) -> Iterator[Finding]:
@@ -131,7 +131,13 @@ RULES: tuple[Rule, ...] = (
     Rule("waits", "no wait, two waits, a wait on something else", lambda s: check_waits(s.graph)),
     Rule("flight", "buffers touched between start and wait", lambda s: check_flight(s.graph)),
     Rule("signature", "changed inputs, outputs, aliasing, mutation", _signature, compares=True),
-    Rule("metadata", "metadata that operators disagree with", lambda s: check_metadata(s.graph, s.groups), "full"),
+    Rule(
+        "metadata",
+        "metadata that operators disagree with",
+        lambda s: check_metadata(s.graph, s.groups),
+        "full",
+        ground=True,
+    ),
     Rule(
         "meaning",
         "changed group, reduce op, dtype, divisor; collectives dropped, duplicated; values reduced twice, not at all, "
@@ -165,8 +171,9 @@ def verify(
     for rule in RULES:
         if stage not in rule.stages or (rule.level == "full" and level != "full") or (rule.compares and not reference):
             continue
-        found += [f for f in rule.check(subject) if f not in known and f.code not in allow]
-        if rule.ground and found:
+        new = [f for f in rule.check(subject) if f not in known and f.code not in allow]
+        found += new
+        if rule.ground and new:
             break
     return tuple(found)
 

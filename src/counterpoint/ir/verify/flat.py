@@ -201,9 +201,9 @@ def _locate(value: Flat, position: Size) -> tuple[int, Size]:
     known = value.bounds.get(position)
     if known is not None:
         return known, 0
-    if len(value.cells) == 1:
+    if len(value.cells) == 1 and not (isinstance(position, int) and value.static):
         return 0, position
-    if not isinstance(position, int) or not value.static:
+    if not isinstance(position, int) or not value.static or not 0 <= position < value.starts[-1]:
         raise UndecidedError
     index = bisect_right(value.starts, position) - 1
     return index, position - value.starts[index]
