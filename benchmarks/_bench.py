@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,15 +22,19 @@ WORLD = 8
 
 
 class Measured(NamedTuple):
-    """The result of a function, the median of the processor time it took, and what the process grew by for it."""
+    """What a function returned, and what it took."""
 
     result: Any
     seconds: float
+    """Median of the processor time."""
     grown_mib: float
+    """What the process grew by. Less than what is held where memory that was freed before is used again."""
+    held_mib: float
+    """What the interpreter's allocator says the result holds."""
 
 
 def measure(make: Callable[[], Any], repeats: int = 3) -> Measured:
-    """Run `make` a few times; memory is measured over the first run, whose result is kept."""
+    """Run `make` a few times for its time, keeping the first result, and once more for its memory."""
     gc.collect()
     before = rss_bytes()
     began = time.process_time()
@@ -41,7 +46,19 @@ def measure(make: Callable[[], Any], repeats: int = 3) -> Measured:
         began = time.process_time()
         make()
         times.append(time.process_time() - began)
-    return Measured(result, statistics.median(times), max(0, grown) / 2**20)
+    return Measured(result, statistics.median(times), max(0, grown) / 2**20, held_mib(make))
+
+
+def held_mib(make: Callable[[], Any]) -> float:
+    """Memory that the result of `make` holds, by the interpreter's own count."""
+    gc.collect()
+    tracemalloc.start()
+    result = make()
+    gc.collect()
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del result
+    return held / 2**20
 
 
 def rss_bytes() -> int:
