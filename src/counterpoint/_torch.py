@@ -504,7 +504,7 @@ def graph_size(graph: Graph) -> tuple[int, int]:
 
 
 def fake_store() -> Any:
-    """The store of a process group that only pretends to communicate; loading it registers that backend (2.11 on)."""
+    """The store of a process group that only pretends to communicate; loading it registers that backend."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
@@ -515,16 +515,17 @@ def forget_meshes() -> None:
     from torch.distributed.tensor import debug
 
     for name in ("_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache"):
-        # The native cache came with 2.12; before, only the Python one exists.
+        # Not every version has both caches.
         getattr(debug, name, lambda: None)()
 
 
 def process_group_ranks(name: str) -> tuple[int, ...]:
     """The global ranks of a registered process group; LookupError where no group has the name."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import distributed_c10d
 
+    resolve: Callable[[str], Any] = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009  not in the stubs
     try:
-        group = _resolve_process_group(name)
+        group = resolve(name)
     except (RuntimeError, ValueError, KeyError) as error:
         raise LookupError(name) from error
     return tuple(torch.distributed.get_process_group_ranks(group))
@@ -594,7 +595,7 @@ def remember_forward_lines(loss: torch.Tensor) -> None:
 
 @contextmanager
 def as_if_compiling() -> Iterator[None]:
-    """Let library code take the branches meant for graphs: optimizers then keep their step count a tensor (2.11 on)."""
+    """Let library code take the branches meant for graphs: optimizers then keep their step count a tensor."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -632,7 +633,7 @@ class ReducerFacts(NamedTuple):
 
 
 def reducer_facts(module: torch.nn.parallel.DistributedDataParallel) -> ReducerFacts:
-    """How a DDP module reduces its gradients (2.11 on)."""
+    """How a DDP module reduces its gradients."""
     return ReducerFacts(
         group=module.process_group,
         parameters=tuple(p for p in module._module_parameters if p.requires_grad),
@@ -691,11 +692,12 @@ def aot_backend(take: GraphTaker, take_inference: GraphTaker) -> Callable[..., A
 
 def post_grad_backend(take: GraphTaker, take_inference: GraphTaker) -> Callable[..., Any]:
     """A `torch.compile` backend that hands out graphs as inductor's last custom pass sees them; nothing is lowered."""
-    from torch._inductor import compile_fx as inductor
     from torch._inductor import config
     from torch._inductor.fx_passes.post_grad import post_grad_passes
     from torch._inductor.pattern_matcher import stable_topological_sort
     from torch._inductor.virtualized import V
+
+    inductor: Any = importlib.import_module("torch._inductor.compile_fx")
 
     def inner(gm: GraphModule, examples: Any, **facts: Any) -> Callable[..., Any]:
         seen: list[GraphModule] = []
@@ -724,8 +726,8 @@ def functorch_boxed(run: Callable[..., Any]) -> Callable[..., Any]:
 def copy_graph(gm: GraphModule) -> GraphModule:
     """A copy with its own nodes, their metadata shared; `copy.deepcopy` would copy fake tensors too."""
     graph = Graph()
-    output = graph.graph_copy(gm.graph, {}, return_output_node=True)
-    if isinstance(output, tuple):
+    output: Any = graph.graph_copy(gm.graph, {}, return_output_node=True)
+    if output is not None:
         result, old = output
         graph.output(result).meta.update(old.meta)
     return GraphModule(gm, graph, type(gm).__name__)
@@ -736,8 +738,8 @@ def quiet_compiler() -> Iterator[None]:
     """torch.compile without caches, without rewrites of communication, and blind to what was compiled before."""
     import torch._dynamo
     import torch._functorch.config
-    import torch._inductor.config as inductor
 
+    inductor: Any = importlib.import_module("torch._inductor.config")
     off = {
         "_fuse_ddp_communication": False,
         "_micro_pipeline_tp": False,
@@ -765,7 +767,7 @@ def quiet_compiler() -> Iterator[None]:
 
 
 def compiled_backward(compiler: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Hand whole backward passes to a compiler: compiled autograd with one of our own choosing (2.11 on)."""
+    """Hand whole backward passes to a compiler: compiled autograd with one of our own choosing."""
     from torch._dynamo import compiled_autograd
 
     return compiled_autograd._enable(compiler)

@@ -104,7 +104,8 @@ class _Collected:
     """The graphs found so far. A forward and its backward have the same number, counted in the order of forwards."""
 
     def __init__(self, world: World, stage: CompiledStage) -> None:
-        self.world, self.stage = world, stage
+        self.world = world
+        self.stage: CompiledStage = stage
         self.graphs: list[CapturedGraph] = []
 
     def backend(self, role: Role) -> Callable[..., Any]:
