@@ -96,6 +96,8 @@ class Rule:
     """Needs a reference."""
     ground: bool = False
     """Later rules rely on it, and do not run when it finds something."""
+    needs: str | None = None
+    """The name of a rule that must have found nothing."""
 
 
 def _autograd_forms(subject: Subject) -> Iterator[Finding]:
@@ -136,7 +138,6 @@ RULES: tuple[Rule, ...] = (
         "metadata that operators disagree with",
         lambda s: check_metadata(s.graph, s.groups),
         "full",
-        ground=True,
     ),
     Rule(
         "meaning",
@@ -145,6 +146,7 @@ RULES: tuple[Rule, ...] = (
         _meaning,
         "full",
         compares=True,
+        needs="metadata",
     ),
 )
 """Every check of one graph, in the order in which they run."""
@@ -168,11 +170,14 @@ def verify(
     subject = Subject(graph_of(graph), groups or (reference.groups if reference else {}), reference)
     known = reference.known if reference else frozenset()
     found: list[Finding] = []
+    failed: set[str | None] = set()
     for rule in RULES:
-        if stage not in rule.stages or (rule.level == "full" and level != "full") or (rule.compares and not reference):
+        too_deep, alone = rule.level == "full" and level != "full", rule.compares and reference is None
+        if stage not in rule.stages or too_deep or alone or rule.needs in failed:
             continue
         new = [f for f in rule.check(subject) if f not in known and f.code not in allow]
         found += new
+        failed |= {rule.name} if new else set()
         if rule.ground and new:
             break
     return tuple(found)

@@ -142,7 +142,8 @@ def _gathered_pack(reader: Reader, node: Node, group: Hashable, value: Flat) -> 
     if term is None or value.numel != terms.numel[term]:
         return None
     bare = terms.bare(term)
-    kind, attributes, (inner,) = terms.all[bare] if len(terms.all[bare].operands) == 1 else ("", (), (None,))
+    kind, attributes, operands = terms.all[bare]
+    inner = operands[0] if operands else None
     if kind != "reduce_scatter" or attributes[0] != group or not isinstance(inner, int):
         return None
     pack = terms.all[inner]

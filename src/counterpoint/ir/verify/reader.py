@@ -209,12 +209,12 @@ class OpaqueView:
     reader: Reader
     node: Node
 
-    def seen(self, whole_parent: Flat) -> Flat:
+    def seen(self, shown: Flat) -> Flat:
         """The operator applied to its parent as it is now."""
         term = self.reader.call(self.node, Effect.PURE)
         return whole(term, self.reader.terms.numel[term])
 
-    def written(self, whole_parent: Flat, part: Flat) -> Flat:
+    def written(self, shown: Flat, part: Flat) -> Flat:
         """Not known."""
         raise UndecidedError
 

@@ -21,12 +21,15 @@ class View(Protocol):
     @property
     def parent(self) -> Node:
         """The node that is shown."""
+        ...
 
-    def seen(self, whole: Flat) -> Flat:
+    def seen(self, shown: Flat) -> Flat:
         """What the view shows of its parent's elements."""
+        ...
 
-    def written(self, whole: Flat, part: Flat) -> Flat:
+    def written(self, shown: Flat, part: Flat) -> Flat:
         """The parent after a write through the view; UndecidedError where that cannot be told."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,13 @@ class Window:
     start: Size = 0
     end: Size = None
 
-    def seen(self, whole: Flat) -> Flat:
+    def seen(self, shown: Flat) -> Flat:
         """What the view shows of its parent's elements."""
-        return whole if self.end is None else columns(whole, self.rows, self.start, self.end)
+        return shown if self.end is None else columns(shown, self.rows, self.start, self.end)
 
-    def written(self, whole: Flat, part: Flat) -> Flat:
+    def written(self, shown: Flat, part: Flat) -> Flat:
         """The parent after a write through the view."""
-        return part if self.end is None else replaced(whole, self.rows, self.start, self.end, part)
+        return part if self.end is None else replaced(shown, self.rows, self.start, self.end, part)
 
 
 class Store:

@@ -64,11 +64,11 @@ class BitsView:
     old: torch.dtype
     new: torch.dtype
 
-    def seen(self, whole: Flat) -> Flat:
+    def seen(self, shown: Flat) -> Flat:
         """The parent's bytes in the new dtype."""
-        return _bits(self.reader, whole, self.old, self.new)
+        return _bits(self.reader, shown, self.old, self.new)
 
-    def written(self, whole: Flat, part: Flat) -> Flat:
+    def written(self, shown: Flat, part: Flat) -> Flat:
         """The parent after a write through the view."""
         return _bits(self.reader, part, self.new, self.old)
 
