@@ -1,4 +1,9 @@
-"""Carrying out a bucket: its members give way to one collective. One bucket is one transaction."""
+"""Carrying out a plan: the members of each bucket give way to one collective.
+
+All buckets are one transaction, which costs the least: users of many results, above all the output, are rewritten once,
+and the graph is put in order once. Only if that is refused is each bucket tried by itself, so that one that cannot be
+carried out does not keep the others from it.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +31,25 @@ class BucketMode(Enum):
     """Handed together to the coalesced operator, which packs nothing."""
 
 
-def merge(editor: GraphEditor, bucket: Bucket, mode: BucketMode) -> Refusal | None:
-    """Replace the members by one collective; why that was taken back, or None when it stands."""
-    why = f"merge {len(bucket.members)} of {bucket.key.kind.value}"
-    return editor.attempt(why, lambda tx: _merge(tx, bucket, mode))
+def merge(editor: GraphEditor, buckets: Sequence[Bucket], mode: BucketMode) -> list[Refusal | None]:
+    """Carry out the buckets: for each None where it stands, or why it was taken back."""
+    refusal = editor.attempt(f"merge {len(buckets)} buckets", lambda tx: _merge(tx, buckets, mode))
+    if refusal is None or len(buckets) < 2:
+        return [refusal] * len(buckets)
+    return [merge(editor, [bucket], mode)[0] for bucket in buckets]
 
 
-def _merge(tx: Transaction, bucket: Bucket, mode: BucketMode) -> None:
-    starts, waits = starts_of(bucket.members), [member.wait for member in bucket.members]
-    # Written where the first member stands; settling then moves it down just as far as its operands ask.
-    launched = _launch(GraphEmit(tx, starts[0], starts), bucket, mode)
-    results = launched.finish(GraphEmit(tx, min(waits), starts))
-    tx.replace(dict(zip(waits, results, strict=True)))
-    tx.erase([*waits, *starts])
+def _merge(tx: Transaction, buckets: Sequence[Bucket], mode: BucketMode) -> None:
+    results: dict[Node, Node] = {}
+    gone: list[Node] = []
+    for bucket in buckets:
+        starts, waits = starts_of(bucket.members), [member.wait for member in bucket.members]
+        # Written where the first member stands; settling then moves it down just as far as its operands ask.
+        launched = _launch(GraphEmit(tx, starts[0], starts), bucket, mode)
+        results |= zip(waits, launched.finish(GraphEmit(tx, min(waits), starts)), strict=True)
+        gone += [*waits, *starts]
+    tx.replace(results)
+    tx.erase(gone)
     tx.settle()
 
 

@@ -66,7 +66,7 @@ class Member:
         return self.block.waits[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bucket:
     """Members that become one collective, in graph order."""
 
@@ -87,16 +87,6 @@ class BucketPlan:
     refusals: tuple[tuple[Node, Refusal], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BucketRules:
-    """How big buckets may be, and what may share one."""
-
-    kinds: frozenset[Kind]
-    cap_bytes: Callable[[int], int]
-    """The cap of the n-th bucket of a key."""
-    multi_dtype: bool = False
-
-
 @dataclass
 class _Open:
     """A bucket that still grows."""
@@ -106,23 +96,45 @@ class _Open:
     nbytes: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class BucketRules:
+    """How big buckets may be, and what may share one."""
+
+    kinds: frozenset[Kind]
+    cap_bytes: Callable[[int], int]
+    """The cap of the n-th bucket of a key."""
+    multi_dtype: bool = False
+    fill_past_cap: bool = False
+    """A bucket is full once it holds its cap, and may end up larger; otherwise it never holds more."""
+
+    def admits(self, bucket: _Open, nbytes: int) -> bool:
+        """Whether so many bytes more still fit."""
+        cap = self.cap_bytes(bucket.index)
+        return bucket.nbytes < cap if self.fill_past_cap else bucket.nbytes + nbytes <= cap
+
+
 def plan_buckets(view: GraphView, rules: BucketRules) -> BucketPlan:
     """The buckets that the rules allow in this graph."""
-    refusals: list[tuple[Node, Refusal]] = []
-    planner = view.merges()
+    read = [(start, read_member(start, rules.multi_dtype)) for start in view.starts if kind_of(start) in rules.kinds]
+    plan = plan_members([member for _, member in read if isinstance(member, Member)], view.merges(), rules)
+    unreadable = tuple((start, why) for start, why in read if isinstance(why, Refusal))
+    return BucketPlan(plan.buckets, unreadable + plan.refusals)
+
+
+def plan_members(members: Iterable[Member], planner: MergePlanner, rules: BucketRules) -> BucketPlan:
+    """The buckets of these members, filled in the order in which they are given."""
     shelves: dict[Key, _Shelf] = {}
-    for start in view.starts:
-        spec = ops.spec_of(start.target)
-        if spec is None or spec.kind not in rules.kinds:
-            continue
-        member = read_member(start, rules.multi_dtype)
-        if isinstance(member, Refusal):
-            refusals.append((start, member))
-        else:
-            shelves.setdefault(member.key, _Shelf(member.key, rules)).put(member, planner)
+    for member in members:
+        shelves.setdefault(member.key, _Shelf(member.key, rules)).put(member, planner)
     buckets = sorted((bucket for shelf in shelves.values() for bucket in shelf.buckets()), key=_place)
-    refusals += [(member.start, why) for shelf in shelves.values() for member, why in shelf.alone()]
-    return BucketPlan(tuple(buckets), tuple(refusals))
+    alone = tuple((member.start, why) for shelf in shelves.values() for member, why in shelf.alone())
+    return BucketPlan(tuple(buckets), alone)
+
+
+def kind_of(start: Node) -> Kind | None:
+    """What a start does."""
+    spec = ops.spec_of(start.target)
+    return spec.kind if spec is not None else None
 
 
 def _place(bucket: Bucket) -> Node:
@@ -141,7 +153,7 @@ class _Shelf:
     def put(self, member: Member, planner: MergePlanner) -> None:
         """Into the first open bucket that takes it, or into a new one."""
         for bucket in self.opened:
-            if bucket.nbytes + member.nbytes > self.rules.cap_bytes(bucket.index):
+            if not self.rules.admits(bucket, member.nbytes):
                 continue
             refusal = planner.try_merge([bucket.members[0].start, member.start])
             if refusal is None:
@@ -152,7 +164,7 @@ class _Shelf:
         self._open(member)
 
     def _open(self, member: Member) -> None:
-        full = [b for b in self.opened if b.nbytes + member.nbytes > self.rules.cap_bytes(b.index)]
+        full = [b for b in self.opened if not self.rules.admits(b, member.nbytes)]
         for bucket in full or self.opened[: len(self.opened) + 1 - OPEN_AT_ONCE]:
             self.opened.remove(bucket)
             self.closed.append(bucket)

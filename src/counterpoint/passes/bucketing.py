@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from counterpoint.ir.ops import Kind
-from counterpoint.ir.reason import Refusal
 from counterpoint.ir.view import GraphView
 from counterpoint.options import option
 from counterpoint.passes.base import Pass, PassContext
 from counterpoint.passes.book import origins_of
 from counterpoint.passes.bucket_merge import BucketMode, merge
-from counterpoint.passes.bucket_plan import Bucket, BucketRules, plan_buckets, starts_of
+from counterpoint.passes.bucket_plan import BucketRules, plan_buckets, starts_of
 from counterpoint.passes.contract import Contract
+from counterpoint.passes.rounding import refuse_rounding
 
 MB = 1024 * 1024
-_ORDER_FREE = frozenset({"max", "min", "band", "bor", "bxor"})
-"""Reductions whose result does not depend on the order of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,39 +35,25 @@ class _BucketPass(Pass):
         return BucketRules(kinds=frozenset({self.kind}), cap_bytes=self._cap_bytes)
 
     def run(self, context: PassContext) -> None:
-        """Plan, then merge bucket by bucket."""
+        """Plan, then merge."""
         plan = plan_buckets(GraphView.of(context.graph), self.rules())
         for start, refusal in plan.refusals:
             context.ledger.left_alone(start, refusal)
-        for number, bucket in enumerate(plan.buckets):
-            self._merge(context, bucket, f"{self.kind.value} bucket {number} of {len(bucket.members)}")
+        rounding = {bucket: refuse_rounding(context, bucket) for bucket in plan.buckets}
+        chosen = [bucket for bucket, refusal in rounding.items() if refusal is None]
+        # Asked for before the starts are gone.
+        origins = {b: [o for start in starts_of(b.members) for o in origins_of(start)] for b in plan.buckets}
+        outcome = rounding | dict(zip(chosen, merge(context.editor, chosen, self.mode), strict=True))
+        for number, (bucket, why) in enumerate(outcome.items()):
+            if why is None:
+                into = f"{self.kind.value} bucket {number} of {len(bucket.members)}"
+                context.ledger.bucketed(origins[bucket], into)
+            else:
+                context.ledger.left_alone(origins[bucket], why)
 
     def _cap_bytes(self, index: int) -> int:
         cap = self.first_cap_mb if index == 0 and self.first_cap_mb is not None else self.cap_mb
         return int(cap * MB)
-
-    def _merge(self, context: PassContext, bucket: Bucket, into: str) -> None:
-        starts = starts_of(bucket.members)
-        ledger = context.ledger
-        origins = [origin for start in starts for origin in origins_of(start)]
-        refusal = self._refuse_rounding(context, bucket) or merge(context.editor, bucket, self.mode)
-        if refusal is None:
-            ledger.bucketed(origins, into)
-        else:
-            for start in starts:
-                ledger.left_alone(start, refusal)
-
-    def _refuse_rounding(self, context: PassContext, bucket: Bucket) -> Refusal | None:
-        """Packing changes where an element stands, and with that the order in which backends add the ranks' values."""
-        reduce_op, first = bucket.key.reduce_op, bucket.members[0]
-        if not context.options.bitwise or reduce_op is None or reduce_op in _ORDER_FREE:
-            return None
-        dtypes = {dtype for member in bucket.members for dtype in member.collective.sent.dtypes}
-        if all(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes):
-            return None
-        ranks = context.groups.get(str(bucket.key.group), ())
-        # Two values have only one order of addition.
-        return None if len(ranks) == 2 else Refusal("rounding", first.start.name, f"{reduce_op} of {len(ranks)} ranks")
 
 
 @dataclass(frozen=True, kw_only=True)
