@@ -357,3 +357,25 @@ def test_printed_graph_is_the_same_twice() -> None:
     with fake_world(2):
         texts = {print_graph(capture_step(replicate(Net()), mean_square, torch.ones(4, 8)).gm) for _ in range(2)}
     assert len(texts) == 1
+
+
+def test_parameters_gathered_by_parametrization_are_captured() -> None:
+    """Sharding by DTensor redistribution, written without our wrappers."""
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+    from torch.nn.utils import parametrize
+
+    class Gather(nn.Module):
+        def forward(self, x: Any) -> Tensor:
+            whole: Tensor = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("avg")])
+            return whole
+
+    with fake_world(8) as world:
+        model, mesh = Net(), world.mesh()
+        for layer in (model.first, model.second):
+            for name, parameter in list(layer.named_parameters(recurse=False)):
+                sharded = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)
+                setattr(layer, name, nn.Parameter(sharded))
+                parametrize.register_parametrization(layer, name, Gather(), unsafe=True)
+        step = capture_step(model, mean_square, torch.ones(4, 8))
+    assert kinds(step) == {Kind.ALL_GATHER: 4, Kind.REDUCE_SCATTER: 4}
+    assert_clean(step)
