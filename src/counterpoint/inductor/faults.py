@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 import torch.distributed as dist
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -43,12 +43,14 @@ def save_fault(gm: GraphModule, graph: Graph, groups: GroupTable, report: Pipeli
 
 
 def _text_of(gm: GraphModule, graph: Graph, groups: GroupTable, name: str) -> tuple[str, str]:
-    roles = [known for known in _ROLES if name.startswith(known)]
+    role: Role = "step"
+    for known in _ROLES:
+        role = known if name.startswith(known) else role
     try:
         captured = CapturedGraph(
             gm=GraphModule(gm, graph),
             name=name,
-            role=cast(Role, roles[0] if roles else "step"),
+            role=role,
             world_size=dist.get_world_size() if dist.is_initialized() else max(1, groups.world_size),
             rank=dist.get_rank() if dist.is_initialized() else 0,
             groups=dict(groups),
