@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from counterpoint._torch import FakeTensor, FakeTensorMode, fake_tensor, is_constant_sized
+from counterpoint.ir import packing
 
 ATEN = torch.ops.aten
 C10D = torch.ops._c10d_functional
@@ -30,6 +31,10 @@ QUICK: frozenset[Any] = frozenset(
         C10D.all_reduce.default,
         C10D.all_gather_into_tensor.default,
         C10D.reduce_scatter_tensor.default,
+        packing.OPS.pack_rows.default,
+        packing.OPS.pack_parts.default,
+        packing.OPS.unpack_rows.default,
+        packing.OPS.unpack_parts.default,
     }
 )
 

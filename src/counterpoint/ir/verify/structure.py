@@ -28,7 +28,8 @@ def _dtype(node: Node) -> torch.dtype:
     return metadata.tensor_of(node).dtype
 
 
-def _number(value: Any) -> Size:
+def number_of(value: Any) -> Size:
+    """An argument that is a size."""
     value = metadata.value_of(value) if isinstance(value, Node) else value
     if not isinstance(value, (int, torch.SymInt)):
         raise UndecidedError
@@ -66,14 +67,15 @@ class BitsView:
 
     def seen(self, shown: Flat) -> Flat:
         """The parent's bytes in the new dtype."""
-        return _bits(self.reader, shown, self.old, self.new)
+        return bits(self.reader, shown, self.old, self.new)
 
     def written(self, shown: Flat, part: Flat) -> Flat:
         """The parent after a write through the view."""
-        return _bits(self.reader, part, self.new, self.old)
+        return bits(self.reader, part, self.new, self.old)
 
 
-def _bits(reader: Reader, value: Flat, old: torch.dtype, new: torch.dtype) -> Flat:
+def bits(reader: Reader, value: Flat, old: torch.dtype, new: torch.dtype) -> Flat:
+    """The same bytes as elements of another dtype."""
 
     def measured(size: Size) -> Size:
         return divide(tidy(size * old.itemsize), new.itemsize)
@@ -112,19 +114,19 @@ def _slice(reader: Reader, node: Node) -> None:
         raise UndecidedError
     dim = _dim(node, len(_shape(source)))
     start = ops.argument(node, "start")
-    reader.store.is_view(node, _window(source, dim, 0 if start is None else _number(start), _shape(node)[dim]))
+    reader.store.is_view(node, _window(source, dim, 0 if start is None else number_of(start), _shape(node)[dim]))
 
 
 def _narrow(reader: Reader, node: Node) -> None:
     source = ops.argument(node, "self")
     dim = _dim(node, len(_shape(source)))
-    reader.store.is_view(node, _window(source, dim, _number(ops.argument(node, "start")), _shape(node)[dim]))
+    reader.store.is_view(node, _window(source, dim, number_of(ops.argument(node, "start")), _shape(node)[dim]))
 
 
 def _select(reader: Reader, node: Node) -> None:
     source = ops.argument(node, "self")
     dim = _dim(node, len(_shape(source)))
-    reader.store.is_view(node, _window(source, dim, _number(ops.argument(node, "index")), 1))
+    reader.store.is_view(node, _window(source, dim, number_of(ops.argument(node, "index")), 1))
 
 
 def _split(reader: Reader, node: Node) -> None:
