@@ -127,19 +127,6 @@ def main() -> None:
     sizes = QUICK_SIZES if parser.parse_args().quick else SIZES
     ours = ["view s", "+read s", "MiB", "rss MiB", "ask us"]
     columns = ["collectives", "nodes", *ours, "torch s", "MiB", "ask us", "time x", "memory x"]
-        "collectives",
-        "nodes",
-        "view s",
-        "+read s",
-        "MiB",
-        "rss MiB",
-        "ask us",
-        "torch s",
-        "MiB",
-        "ask us",
-        "time x",
-        "memory x",
-    ]
     for name, make in SHAPES.items():
         print_table(f"{name}: GraphView beside torch BitsetAncestors", columns, rows(make, sizes))
     print_table(
