@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -93,7 +95,21 @@ def run_pipeline(
     """
     pipeline.check(given)
     run = _Run(gm, options or CompileOptions(), groups or GroupTable(), name, topology, cost_model, frozenset(given))
-    return run.all(pipeline)
+    with _without_collection():
+        return run.all(pipeline)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Let the cyclic collector rest. Nearly all that is made lives as long as the graph, so its runs over a
+    large graph find nothing, and together they would take more time than the passes."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass
