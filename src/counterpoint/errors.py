@@ -42,7 +42,7 @@ class GraphError(CounterpointError):
 class GroupError(CounterpointError):
     """A process group is missing, unknown, or does not contain this rank.
 
-    Usual cause: `init_process_group` was not called, or a graph from another job names a group that does not exist here.
+    Usual cause: `init_process_group` was not called, or a graph from another job names a group unknown here.
     """
 
 
@@ -70,7 +70,7 @@ class OptionError(CounterpointError):
 
 
 class PassError(CounterpointError):
-    """A pipeline text does not parse, or names a pass that does not exist. The message names the nearest known passes."""
+    """A pipeline text does not parse, or names a pass that does not exist. The message names near ones."""
 
 
 class ContractError(CounterpointError):

@@ -1,1 +1,1 @@
-"""."""
+"""What things take: pure functions of work and topology."""

@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from counterpoint._torch import is_erased
 from counterpoint.ir import effects, ops
-from counterpoint.ir.alias import Hazards, Resource, started_by
+from counterpoint.ir.alias import Ambient, Hazards, Resource, started_by
+from counterpoint.ir.effects import Effect
 from counterpoint.ir.legality import Changes, Place
 from counterpoint.ir.reason import Refusal
 
@@ -54,12 +55,17 @@ def _erased_reads(changes: Changes, hazards: Hazards) -> dict[Resource, tuple[Pl
         if effects.is_view_like(node):
             continue
         place = changes.was(node)
-        for source in _living(used, changes.erased, ops.is_wait(node)):
-            resource = hazards.storage.find(source)
-            if hazards.is_written(resource):
-                first, last = spans.get(resource, (place, place))
-                spans[resource] = min(first, place), max(last, place)
+        resources: list[Resource] = [hazards.storage.find(s) for s in _living(used, changes.erased, ops.is_wait(node))]
+        if _sees_barriers(node):
+            resources.append(Ambient.WORLD)
+        for resource in filter(hazards.is_written, resources):
+            first, last = spans.get(resource, (place, place))
+            spans[resource] = min(first, place), max(last, place)
     return spans
+
+
+def _sees_barriers(node: Node) -> bool:
+    return effects.effect_of(node) not in (Effect.PURE, Effect.BARRIER)
 
 
 def _living(used: tuple[Node, ...], erased: dict[Node, tuple[Node, ...]], waits: bool) -> Iterator[Node]:
@@ -76,7 +82,7 @@ def _new_reads(
     changes: Changes, hazards: Hazards, spans: dict[Resource, tuple[Place, Place]]
 ) -> Iterator[tuple[Node, Resource]]:
     """The new nodes that read one of these buffers, directly or through new views."""
-    seen: dict[Node, dict[Resource, None]] = {node: {} for node in changes.made}
+    seen: dict[Node, dict[Node, None]] = {node: {} for node in changes.made}
     for node in sorted(changes.made):
         start = started_by(node) if ops.is_wait(node) else None
         operands = (*node.all_input_nodes, *(start.all_input_nodes if start is not None else ()))
@@ -87,4 +93,6 @@ def _new_reads(
                     seen[node][resource] = None
             elif effects.aliased_nodes(source):
                 seen[node].update(seen[source])
+        if Ambient.WORLD in spans and _sees_barriers(node):
+            yield node, Ambient.WORLD
         yield from ((node, resource) for resource in seen[node])

@@ -66,6 +66,10 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
         "written-buffer": Reason(
             "the collective overwrites a buffer that is used otherwise", "use the functional form of the collective"
         ),
+        "not-a-gradient": Reason(
+            "a later collective of the same group needs the result, so it is no final gradient",
+            "merge it with bucket-all-reduce",
+        ),
         "no-coalesced-form": Reason("torch has no coalesced form of the operator", "use mode functional"),
         "rounding": Reason(
             "merging changes the order of summation, and bitwise equality is asked for", "set bitwise to false"

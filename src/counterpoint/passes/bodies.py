@@ -34,6 +34,10 @@ class Emit(Protocol):
         """The element type of a tensor."""
 
 
+Apply = Callable[[Emit, Value], Value]
+"""Computes something elementwise of a value."""
+
+
 class Eager:
     """Runs each operator at once."""
 
@@ -94,12 +98,24 @@ def _take_apart(emit: Emit, flat: Value, sizes: list[Any], shapes: list[list[Any
     return [emit(ATEN.reshape.default, emit(operator.getitem, parts, i), shape) for i, shape in enumerate(shapes)]
 
 
-def all_reduce(emit: Emit, values: Sequence[Value], *, reduce_op: str, group: Any) -> Launched:
-    """One all-reduce of everything side by side."""
+def _unchanged(_: Emit, value: Value) -> Value:
+    return value
+
+
+def all_reduce(
+    emit: Emit,
+    values: Sequence[Value],
+    *,
+    reduce_op: str,
+    group: Any,
+    before: Apply = _unchanged,
+    after: Apply = _unchanged,
+) -> Launched:
+    """One all-reduce of everything side by side. `before` and `after` are applied to the whole."""
     shapes = [list(emit.shape(value)) for value in values]
     sizes = [product(emit, shape) for shape in shapes]
-    started = emit(C10D.all_reduce.default, _rows(emit, values, 1), reduce_op, group)
-    return Launched((started,), lambda later, waited: _take_apart(later, waited[0], sizes, shapes))
+    started = emit(C10D.all_reduce.default, before(emit, _rows(emit, values, 1)), reduce_op, group)
+    return Launched((started,), lambda later, waited: _take_apart(later, after(later, waited[0]), sizes, shapes))
 
 
 def reduce_scatter(emit: Emit, values: Sequence[Value], *, reduce_op: str, group: Any, ranks: int) -> Launched:
@@ -151,11 +167,13 @@ def _from_bytes(emit: Emit, part: Value, dtype: torch.dtype) -> Value:
     return emit(ATEN.view.dtype, emit(ATEN.reshape.default, own, [-1]), dtype)
 
 
-def coalesced(emit: Emit, values: Sequence[Value], target: Any, *arguments: Any) -> Launched:
-    """One call of a coalesced operator: nothing is copied, the backend groups the transfers."""
+def coalesced(
+    emit: Emit, values: Sequence[Value], target: Any, *arguments: Any, after: Apply = _unchanged
+) -> Launched:
+    """One call of a coalesced operator: nothing is copied, the backend groups the transfers. `after` takes the list."""
     made = emit(target, list(values), *arguments)
     started = tuple(emit(operator.getitem, made, i) for i in range(len(values)))
-    return Launched(started, lambda _, waited: waited)
+    return Launched(started, after)
 
 
 def all_to_all(

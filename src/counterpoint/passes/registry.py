@@ -22,7 +22,9 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "bucket-all-reduce": "counterpoint.passes.bucketing:BucketAllReduce",
         "bucket-all-to-all": "counterpoint.passes.bucketing:BucketAllToAll",
         "bucket-reduce-scatter": "counterpoint.passes.bucketing:BucketReduceScatter",
+        "fuse-ddp": "counterpoint.passes.ddp_fusion:FuseDdp",
         "print-graph": "counterpoint.passes.print_graph:PrintGraph",
+        "schedule-waits": "counterpoint.passes.schedule_waits:ScheduleWaits",
         "verify-graph": "counterpoint.passes.verify_graph:VerifyGraph",
     }
 )
