@@ -1,0 +1,104 @@
+"""The pass that fuses gradient reductions. See `gradients` for what is recognised and `ddp_merge` for the rewrite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.fx import Node
+
+from counterpoint.ir.ops import Kind
+from counterpoint.ir.reason import Refusal
+from counterpoint.ir.view import GraphView
+from counterpoint.options import option
+from counterpoint.passes.base import Pass, PassContext
+from counterpoint.passes.book import origins_of
+from counterpoint.passes.bucket_plan import Bucket, BucketRules, plan_members
+from counterpoint.passes.contract import Contract
+from counterpoint.passes.ddp_merge import FusionMethod, fuse
+from counterpoint.passes.gradients import Gradient, read_gradients
+from counterpoint.passes.rounding import refuse_rounding
+
+MB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FusionBucket:
+    """Gradients that share one reduction, in the order in which they become ready."""
+
+    bucket: Bucket
+    gradients: tuple[Gradient, ...]
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """Which gradients are fused, and why the other reductions are not."""
+
+    buckets: tuple[FusionBucket, ...]
+    alone: tuple[tuple[Node, Refusal], ...]
+    """Gradients that fill a bucket by themselves, or find no company."""
+    refused: tuple[tuple[Node, Refusal], ...]
+    """Reductions that cannot be fused, or are not of gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuseDdp(Pass):
+    """Fuses the all-reduces of gradients into buckets, as DistributedDataParallel does while it runs.
+
+    Does: takes gradients in the order in which they become ready, and gives each bucket one all-reduce, started when its
+    last gradient is there. Divisions, multiplications and casts that all members share are done once for the bucket,
+    before or after the reduction. Each result goes to the users of the old one; users that stood too early are moved.
+
+    Fires when: two or more functional or in-place all-reduces of one group, reduction, device and element type do not
+    depend on each other, and no later collective of their group needs them. A bucket is full once it holds its cap;
+    the first of each kind has a cap of its own, so that communication begins early.
+
+    Before and after:
+
+        a = wait(all_reduce(x / 8)); b = wait(all_reduce(y / 8))
+        a, b = split(wait(all_reduce(cat([x, y]) / 8)))
+
+    With method=coalesced nothing is packed:
+
+        a, b = wait(all_reduce_coalesced(foreach_div([x, y], 8)))
+
+    Never: mixes groups, reductions, devices or element types, moves a read past a write, or scales a gradient by
+    another's divisor. Sums of floats may be added in another order by the backend; `bitwise=True` forbids that.
+    """
+
+    name: ClassVar[str] = "fuse-ddp"
+    contract: ClassVar[Contract] = Contract(provides=frozenset({"fused-gradients"}))
+
+    cap_mb: float = option(25.0, help="size at which a bucket is full", unit="MB", minimum=0.0)
+    first_cap_mb: float = option(1.0, help="size at which the first bucket is full", unit="MB", minimum=0.0)
+    method: FusionMethod = option(FusionMethod.CONCAT, help="pack into one tensor, or use the coalesced operator")
+
+    def run(self, context: PassContext) -> None:
+        """Plan, then fuse bucket by bucket."""
+        plan = self.plan(GraphView.of(context.graph))
+        for start, refusal in (*plan.refused, *plan.alone):
+            context.ledger.left_alone(start, refusal)
+        rounding = {planned: refuse_rounding(context, planned.bucket) for planned in plan.buckets}
+        # Asked for before the starts are gone.
+        origins = {g.start: origins_of(g.start) for planned in plan.buckets for g in planned.gradients}
+        chosen = [planned.gradients for planned, refusal in rounding.items() if refusal is None]
+        refused = fuse(context.editor, chosen, self.method, exact=context.options.bitwise)
+        for number, (planned, refusal) in enumerate(rounding.items()):
+            for start in (gradient.start for gradient in planned.gradients):
+                why = refusal or refused.get(start)
+                if why is not None:
+                    context.ledger.left_alone(origins[start], why)
+                else:
+                    context.ledger.bucketed(origins[start], f"gradient bucket {number} of {len(planned.gradients)}")
+
+    def plan(self, view: GraphView) -> FusionPlan:
+        """What would be fused in this graph. Changes nothing."""
+        gradients, refused = read_gradients(view)
+        by_start = {gradient.start: gradient for gradient in gradients}
+        rules = BucketRules(kinds=frozenset({Kind.ALL_REDUCE}), cap_bytes=self._cap_bytes, fill_past_cap=True)
+        plan = plan_members((gradient.member for gradient in gradients), view.merges(), rules)
+        buckets = (FusionBucket(b, tuple(by_start[member.start] for member in b.members)) for b in plan.buckets)
+        return FusionPlan(tuple(buckets), plan.refusals, tuple(refused))
+
+    def _cap_bytes(self, index: int) -> int:
+        return int((self.first_cap_mb if index == 0 else self.cap_mb) * MB)
