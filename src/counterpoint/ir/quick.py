@@ -9,7 +9,8 @@ devices) is left to the dispatcher, and a test holds both ways against each othe
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,10 +48,14 @@ def quick_value(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mod
     """What the call computes, or NotImplemented where only the dispatcher knows."""
     if target is operator.getitem:
         return _element(*args)
-    if target not in QUICK or kwargs:
+    if kwargs or (target not in QUICK and target not in _BY_SIZE):
         return NotImplemented
     devices: set[torch.device] = set()
     try:
+        if target in _BY_SIZE and (value := _BY_SIZE[target](mode, *args)) is not None:
+            return value
+        if target not in QUICK:
+            return NotImplemented
         plain = [_plain(arg, mode, devices) for arg in args]
         (device,) = devices
         return _wrapped(target(*plain), mode, device)
@@ -82,3 +87,43 @@ def _wrapped(value: Any, mode: FakeTensorMode, device: torch.device) -> Any:
     if type(value) is not Tensor:
         raise _NotPlain
     return fake_tensor(mode, value, device)
+
+
+def _row_major(value: Any, mode: FakeTensorMode) -> bool:
+    plain = type(value) is FakeTensor and value.fake_mode is mode and is_constant_sized(value)
+    return plain and value.is_contiguous()
+
+
+def _cat(mode: FakeTensorMode, values: Any, dim: Any = 0) -> Any:
+    if dim != 0 or not all(_row_major(value, mode) and value.dim() for value in values):
+        return None
+    first = values[0]
+    if len({(value.dtype, value.fake_device, value.shape[1:]) for value in values}) != 1:
+        return None
+    return _new(mode, first, (sum(value.shape[0] for value in values), *first.shape[1:]))
+
+
+def _each(mode: FakeTensorMode, values: Any, *_: Any) -> Any:
+    return [_new(mode, value, value.shape) for value in values] if all(_row_major(v, mode) for v in values) else None
+
+
+def _each_scaled(mode: FakeTensorMode, values: Any, by: Any) -> Any:
+    # Scaled integers, and products with complex numbers, have another element type.
+    kept = type(by) in (int, float) and all(value.is_floating_point() for value in values)
+    return _each(mode, values) if kept else None
+
+
+def _new(mode: FakeTensorMode, like: FakeTensor, shape: Sequence[int]) -> Tensor:
+    return fake_tensor(mode, torch.empty(shape, dtype=like.dtype, device="meta"), like.fake_device)
+
+
+_BY_SIZE: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        ATEN.cat.default: _cat,
+        ATEN._foreach_div.Scalar: _each_scaled,
+        ATEN._foreach_mul.Scalar: _each_scaled,
+        C10D.all_reduce_coalesced.default: _each,
+    }
+)
+"""Operators on lists whose meta kernels are slow themselves: what they return is a matter of sizes. None where it is
+not as simple as that."""

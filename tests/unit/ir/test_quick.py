@@ -68,6 +68,15 @@ def test_collectives(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     agree(C10D.reduce_scatter_tensor.default, rows, rows, "sum", 4, "0")
 
 
+@given(st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=3))
+def test_lists(made: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
+    tensors = [fake(shape, dtype) for shape, dtype in made]
+    agree(C10D.all_reduce_coalesced.default, tensors[0], tensors, "sum", "0")
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()] or [fake((4,))]
+    agree(ATEN._foreach_div.Scalar, floating[0], floating, 4)
+    agree(ATEN._foreach_mul.Scalar, floating[0], floating, 0.25)
+
+
 def test_slices_and_transposes() -> None:
     whole = fake((8, 4))
     with MODE:
@@ -93,6 +102,8 @@ def test_other_devices() -> None:
         (ATEN.reshape.default, lambda: (torch.empty(4), [-1])),
         (ATEN.reshape.default, lambda: (fake((4,)), [GraphBuilder().symbol("s", 4)])),
         (ATEN.add.Tensor, lambda: (fake((4,)), 1)),
+        (ATEN._foreach_div.Scalar, lambda: ([fake((4,), torch.int64)], 4)),
+        (ATEN._foreach_mul.Scalar, lambda: ([fake((4,))], 4j)),
     ],
 )
 def test_what_is_not_plain_is_left_to_the_dispatcher(target: Any, make: Any) -> None:
