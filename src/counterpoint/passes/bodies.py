@@ -37,6 +37,9 @@ class Emit(Protocol):
 Apply = Callable[[Emit, Value], Value]
 """Computes something elementwise of a value."""
 
+Pack = Callable[[Emit, Sequence[Value], int], Value]
+"""Puts values side by side into one flat tensor: row r of the result holds row r of each, all having so many rows."""
+
 
 class Eager:
     """Runs each operator at once."""
@@ -81,12 +84,13 @@ def quotient(emit: Emit, size: Any, divisor: int) -> Any:
     return size // divisor if isinstance(size, int) else emit(operator.floordiv, size, divisor)
 
 
-def _cast(emit: Emit, value: Value, dtype: torch.dtype) -> Value:
+def cast(emit: Emit, value: Value, dtype: torch.dtype) -> Value:
+    """The value in an element type; itself where it has that."""
     return value if emit.dtype(value) is dtype else emit(ATEN._to_copy.default, value, dtype=dtype)
 
 
-def _rows(emit: Emit, values: Sequence[Value], rows: int) -> Value:
-    """All values side by side: row r of the result holds row r of each, where each has `rows` equal parts."""
+def concatenated(emit: Emit, values: Sequence[Value], rows: int) -> Value:
+    """Packs with torch's own operators, one call for each value and one for all."""
     if rows == 1:
         return emit(ATEN.cat.default, [emit(ATEN.reshape.default, value, [-1]) for value in values])
     parts = [emit(ATEN.reshape.default, value, [rows, -1]) for value in values]
@@ -108,22 +112,32 @@ def all_reduce(
     *,
     reduce_op: str,
     group: Any,
+    pack: Pack = concatenated,
     before: Apply = _unchanged,
     after: Apply = _unchanged,
 ) -> Launched:
     """One all-reduce of everything side by side. `before` and `after` are applied to the whole."""
     shapes = [list(emit.shape(value)) for value in values]
     sizes = [product(emit, shape) for shape in shapes]
-    started = emit(C10D.all_reduce.default, before(emit, _rows(emit, values, 1)), reduce_op, group)
+    started = emit(C10D.all_reduce.default, before(emit, pack(emit, values, 1)), reduce_op, group)
     return Launched((started,), lambda later, waited: _take_apart(later, after(later, waited[0]), sizes, shapes))
 
 
-def reduce_scatter(emit: Emit, values: Sequence[Value], *, reduce_op: str, group: Any, ranks: int) -> Launched:
-    """One reduce-scatter whose row r holds what goes to rank r."""
+def reduce_scatter(
+    emit: Emit,
+    values: Sequence[Value],
+    *,
+    reduce_op: str,
+    group: Any,
+    ranks: int,
+    pack: Pack = concatenated,
+    after: Apply = _unchanged,
+) -> Launched:
+    """One reduce-scatter whose row r holds what goes to rank r. `after` is applied to the whole."""
     shapes = [_scattered(emit, value, ranks) for value in values]
     sizes = [product(emit, shape) for shape in shapes]
-    started = emit(C10D.reduce_scatter_tensor.default, _rows(emit, values, ranks), reduce_op, ranks, group)
-    return Launched((started,), lambda later, waited: _take_apart(later, waited[0], sizes, shapes))
+    started = emit(C10D.reduce_scatter_tensor.default, pack(emit, values, ranks), reduce_op, ranks, group)
+    return Launched((started,), lambda later, waited: _take_apart(later, after(later, waited[0]), sizes, shapes))
 
 
 def _scattered(emit: Emit, value: Value, ranks: int) -> list[Any]:
@@ -131,7 +145,8 @@ def _scattered(emit: Emit, value: Value, ranks: int) -> list[Any]:
     return [quotient(emit, first, ranks), *rest]
 
 
-def _gathered(emit: Emit, value: Value, ranks: int) -> list[Any]:
+def gathered(emit: Emit, value: Value, ranks: int) -> list[Any]:
+    """The shape of a value after gathering it along its first dimension."""
     first, *rest = emit.shape(value)
     return [product(emit, [first, ranks]), *rest]
 
@@ -140,10 +155,10 @@ def all_gather(
     emit: Emit, values: Sequence[Value], *, dtypes: Sequence[torch.dtype], group: Any, ranks: int
 ) -> Launched:
     """One all-gather of everything side by side; as bytes where the element types differ."""
-    cast = [_cast(emit, value, dtype) for value, dtype in zip(values, dtypes, strict=True)]
-    shapes = [_gathered(emit, value, ranks) for value in cast]
+    sent = [cast(emit, value, dtype) for value, dtype in zip(values, dtypes, strict=True)]
+    shapes = [gathered(emit, value, ranks) for value in sent]
     mixed = len(set(dtypes)) > 1
-    flat = [emit(ATEN.reshape.default, value, [-1]) for value in cast]
+    flat = [emit(ATEN.reshape.default, value, [-1]) for value in sent]
     if mixed:
         flat = [emit(ATEN.view.dtype, value, torch.uint8) for value in flat]
     sizes = [emit.shape(value)[0] for value in flat]
@@ -167,9 +182,12 @@ def _from_bytes(emit: Emit, part: Value, dtype: torch.dtype) -> Value:
     return emit(ATEN.view.dtype, emit(ATEN.reshape.default, own, [-1]), dtype)
 
 
-def coalesced(
-    emit: Emit, values: Sequence[Value], target: Any, *arguments: Any, after: Apply = _unchanged
-) -> Launched:
+def item_sizes(dtypes: Sequence[torch.dtype]) -> list[int]:
+    """How many elements of the packed tensor an element of each value takes: its bytes where element types differ."""
+    return [dtype.itemsize if len(set(dtypes)) > 1 else 1 for dtype in dtypes]
+
+
+def coalesced(emit: Emit, values: Sequence[Value], target: Any, *arguments: Any, after: Apply = _unchanged) -> Launched:
     """One call of a coalesced operator: nothing is copied, the backend groups the transfers. `after` takes the list."""
     made = emit(target, list(values), *arguments)
     started = tuple(emit(operator.getitem, made, i) for i in range(len(values)))
@@ -186,16 +204,14 @@ def all_to_all(
 ) -> Launched:
     """One all-to-all in which each rank sends another what all members send it, side by side.
 
-    `sends[m][r]` rows of member m go to rank r, `receives[m][r]` rows come from it.
+    `sends[m][r]` rows of member m go to rank r, `receives[m][r]` rows come from it. As bytes where types differ.
     """
-    ranks = len(sends[0])
-    row_sizes = [product(emit, emit.shape(value)[1:]) for value in values]
-    pieces = [_pieces(emit, value, sizes) for value, sizes in zip(values, sends, strict=True)]
+    ranks, dtypes = len(sends[0]), [emit.dtype(value) for value in values]
+    row_sizes = row_sizes_of(emit, values, dtypes)
+    pieces = [_pieces(emit, value, sizes, dtypes) for value, sizes in zip(values, sends, strict=True)]
     packed = emit(ATEN.cat.default, [member[rank] for rank in range(ranks) for member in pieces])
-    sent = _elements(emit, sends, row_sizes)
-    received = _elements(emit, receives, row_sizes)
-    totals = [[total(emit, [member[rank] for member in table]) for rank in range(ranks)] for table in (received, sent)]
-    started = emit(C10D.all_to_all_single.default, packed, totals[0], totals[1], group)
+    received = elements(emit, receives, row_sizes)
+    started = exchange(emit, packed, elements(emit, sends, row_sizes), received, group)
     rests = [list(emit.shape(value)[1:]) for value in values]
     rows = [total(emit, sizes) for sizes in receives]
 
@@ -206,18 +222,35 @@ def all_to_all(
         for index, rest in enumerate(rests):
             own = [later(operator.getitem, parts, rank * len(rests) + index) for rank in range(ranks)]
             joined = later(ATEN.cat.default, own)
+            if later.dtype(joined) is not dtypes[index]:
+                joined = later(ATEN.view.dtype, joined, dtypes[index])
             results.append(later(ATEN.reshape.default, joined, [rows[index], *rest]))
         return results
 
     return Launched((started,), unpack)
 
 
-def _pieces(emit: Emit, value: Value, sizes: Sequence[Any]) -> list[Value]:
+def _pieces(emit: Emit, value: Value, sizes: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Value]:
     parts = emit(ATEN.split_with_sizes.default, value, list(sizes))
-    return [emit(ATEN.reshape.default, emit(operator.getitem, parts, i), [-1]) for i in range(len(sizes))]
+    flat = [emit(ATEN.reshape.default, emit(operator.getitem, parts, i), [-1]) for i in range(len(sizes))]
+    return [emit(ATEN.view.dtype, part, torch.uint8) for part in flat] if len(set(dtypes)) > 1 else flat
 
 
-def _elements(emit: Emit, rows: Sequence[Sequence[Any]], row_sizes: Sequence[Any]) -> list[list[Any]]:
+def exchange(emit: Emit, packed: Value, sent: list[list[Any]], received: list[list[Any]], group: Any) -> Value:
+    """Start the all-to-all of what is packed, given how much of each member goes to and comes from each rank."""
+    ranks = range(len(sent[0]))
+    ins, outs = ([total(emit, [member[rank] for member in table]) for rank in ranks] for table in (sent, received))
+    return emit(C10D.all_to_all_single.default, packed, outs, ins, group)
+
+
+def row_sizes_of(emit: Emit, values: Sequence[Value], dtypes: Sequence[torch.dtype]) -> list[Any]:
+    """How many elements of the packed tensor a row of each value takes."""
+    sizes = item_sizes(dtypes)
+    return [product(emit, [*emit.shape(value)[1:], size]) for value, size in zip(values, sizes, strict=True)]
+
+
+def elements(emit: Emit, rows: Sequence[Sequence[Any]], row_sizes: Sequence[Any]) -> list[list[Any]]:
+    """How many elements of the packed tensor so many rows take, by member and rank."""
     return [[product(emit, [n, size]) for n in member] for member, size in zip(rows, row_sizes, strict=True)]
 
 

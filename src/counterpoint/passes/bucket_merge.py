@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from counterpoint.ir import ops
 from counterpoint.ir.edit import EditRejected, GraphEditor, Transaction
 from counterpoint.ir.ops import Form, Kind
 from counterpoint.ir.reason import Refusal
-from counterpoint.passes import bodies
+from counterpoint.passes import bodies, packed_bodies
 from counterpoint.passes.bucket_plan import Bucket, starts_of
+from counterpoint.passes.cast_folding import Folded, fold_casts, unfolded
 from counterpoint.passes.emitting import GraphEmit
 
 
@@ -29,6 +32,8 @@ class BucketMode(Enum):
     """Packed side by side into one tensor, and taken apart behind it."""
     COALESCED = "coalesced"
     """Handed together to the coalesced operator, which packs nothing."""
+    CUSTOM = "custom"
+    """Packed side by side by an operator of ours, casts on the way: the fewest nodes for code generation."""
 
 
 def merge(editor: GraphEditor, buckets: Sequence[Bucket], mode: BucketMode) -> list[Refusal | None]:
@@ -44,32 +49,47 @@ def _merge(tx: Transaction, buckets: Sequence[Bucket], mode: BucketMode) -> None
     gone: list[Node] = []
     for bucket in buckets:
         starts, waits = starts_of(bucket.members), [member.wait for member in bucket.members]
+        folded = fold_casts(bucket) if mode is BucketMode.CUSTOM else unfolded(bucket)
         # Written where the first member stands; settling then moves it down just as far as its operands ask.
-        launched = _launch(GraphEmit(tx, starts[0], starts), bucket, mode)
-        results |= zip(waits, launched.finish(GraphEmit(tx, min(waits), starts)), strict=True)
-        gone += [*waits, *starts]
+        launched = _launch(GraphEmit(tx, starts[0], starts), bucket, mode, folded)
+        results |= zip(folded.results, launched.finish(GraphEmit(tx, min(waits), starts)), strict=True)
+        gone += [*waits, *starts, *folded.gone]
     tx.replace(results)
     tx.erase(gone)
     tx.settle()
 
 
-def _launch(emit: GraphEmit, bucket: Bucket, mode: BucketMode) -> bodies.Launched:
-    first = bucket.members[0].start
-    values = [member.collective.inputs[0] for member in bucket.members]
+def _launch(emit: GraphEmit, bucket: Bucket, mode: BucketMode, folded: Folded) -> bodies.Launched:
+    first, values, custom = bucket.members[0].start, folded.values, mode is BucketMode.CUSTOM
     group = ops.argument(first, "group_name")
     if mode is BucketMode.COALESCED:
         return _coalesced(emit, bucket, values)
-    if bucket.key.kind is Kind.ALL_REDUCE:
-        return bodies.all_reduce(emit, values, reduce_op=ops.argument(first, "reduce_op"), group=group)
     if bucket.key.kind is Kind.ALL_TO_ALL:
+        exchange = packed_bodies.all_to_all if custom else bodies.all_to_all
         sends, receives = (_splits(bucket, f"{side}_split_sizes") for side in ("input", "output"))
-        return bodies.all_to_all(emit, values, sends=sends, receives=receives, group=group)
+        return exchange(emit, values, sends=sends, receives=receives, group=group)
+    if bucket.key.kind is Kind.ALL_GATHER:
+        return _gather(emit, bucket, folded, custom)
+    pack = packed_bodies.packing_to(folded.before) if custom else bodies.concatenated
+    reduce_op, after = ops.argument(first, "reduce_op"), partial(_cast, dtype=folded.after)
+    if bucket.key.kind is Kind.ALL_REDUCE:
+        return bodies.all_reduce(emit, values, reduce_op=reduce_op, group=group, pack=pack, after=after)
     ranks = ops.argument(first, "group_size")
-    if bucket.key.kind is Kind.REDUCE_SCATTER:
-        reduce_op = ops.argument(first, "reduce_op")
-        return bodies.reduce_scatter(emit, values, reduce_op=reduce_op, group=group, ranks=ranks)
+    return bodies.reduce_scatter(emit, values, reduce_op=reduce_op, group=group, ranks=ranks, pack=pack, after=after)
+
+
+def _gather(emit: GraphEmit, bucket: Bucket, folded: Folded, custom: bool) -> bodies.Launched:
+    group, ranks = (ops.argument(bucket.members[0].start, name) for name in ("group_name", "group_size"))
     dtypes = [member.collective.sent.dtypes[0] for member in bucket.members]
-    return bodies.all_gather(emit, values, dtypes=dtypes, group=group, ranks=ranks)
+    if custom:
+        return packed_bodies.all_gather(
+            emit, folded.values, dtypes=dtypes, group=group, ranks=ranks, dtype=folded.before
+        )
+    return bodies.all_gather(emit, folded.values, dtypes=dtypes, group=group, ranks=ranks)
+
+
+def _cast(emit: bodies.Emit, value: bodies.Value, dtype: torch.dtype | None) -> bodies.Value:
+    return value if dtype is None else bodies.cast(emit, value, dtype)
 
 
 def _splits(bucket: Bucket, name: str) -> list[Any]:

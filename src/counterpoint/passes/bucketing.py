@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from counterpoint.ir.ops import Kind
@@ -28,7 +28,7 @@ class _BucketPass(Pass):
     first_cap_mb: float | None = option(
         None, help="size at which the first bucket of a group is full", unit="MB", minimum=0.0
     )
-    mode: BucketMode = option(BucketMode.FUNCTIONAL, help="pack into one tensor, or use the coalesced operator")
+    mode: BucketMode = option(BucketMode.FUNCTIONAL, help="how members share one collective")
 
     def rules(self) -> BucketRules:
         """What may be merged."""
@@ -82,7 +82,7 @@ class BucketAllGather(_BucketPass):
 
     def rules(self) -> BucketRules:
         """Gathers only move data, so types may mix."""
-        return BucketRules(kinds=frozenset({self.kind}), cap_bytes=self._cap_bytes, multi_dtype=self.multi_dtype)
+        return replace(super().rules(), multi_dtype=self.multi_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +137,8 @@ class BucketAllToAll(_BucketPass):
 
     Does: what all members send to a rank travels side by side; what comes back is sorted by member.
 
-    Fires when: two or more exchanges of one group, device and element type do not depend on each other and fit under
-    the cap, whatever their split sizes.
+    Fires when: two or more exchanges of one group and device do not depend on each other and fit under the cap,
+    whatever their split sizes; of one element type, or of any with multi-dtype, where they travel as bytes.
 
     Before and after:
 
@@ -151,3 +151,9 @@ class BucketAllToAll(_BucketPass):
     name: ClassVar[str] = "bucket-all-to-all"
     contract: ClassVar[Contract] = Contract(provides=frozenset({"bucketed-all-to-all"}))
     kind: ClassVar[Kind] = Kind.ALL_TO_ALL
+
+    multi_dtype: bool = option(False, help="let exchanges of different element types share a bucket, as bytes")
+
+    def rules(self) -> BucketRules:
+        """Exchanges only move data, so types may mix."""
+        return replace(super().rules(), multi_dtype=self.multi_dtype)
