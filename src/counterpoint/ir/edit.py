@@ -28,6 +28,7 @@ from counterpoint.ir.legality import Changes, refuse_hazards, refuse_order
 from counterpoint.ir.reason import Refusal
 from counterpoint.ir.revision import Snapshot
 from counterpoint.ir.transaction import Transaction
+from counterpoint.ir.view import GraphView
 
 __all__ = ["Changes", "Check", "Edit", "EditCounts", "EditKind", "EditRejected", "GraphEditor", "Transaction"]
 
@@ -87,6 +88,12 @@ class GraphEditor:
         if self._hazards is None:
             self._hazards = Hazards.of(self.graph)
         return self._hazards
+
+    def view(self) -> GraphView:
+        """A view of the graph as it is now, which shares with the editor what both must know."""
+        if not self._snapshot.is_current():
+            self._hazards = None
+        return GraphView(self.graph, self.hazards())
 
     # -- called by `Transaction` --------------------------------------------------------------------------------------
 

@@ -51,14 +51,16 @@ def refuse_handover(changes: Changes, hazards: Hazards) -> Refusal | None:
 def _erased_reads(changes: Changes, hazards: Hazards) -> dict[Resource, tuple[Place, Place]]:
     """Where the first and the last erased reader of each buffer stood, for buffers that somebody writes."""
     spans: dict[Resource, tuple[Place, Place]] = {}
+    barriers = hazards.is_written(Ambient.WORLD)
     for node, used in changes.erased.items():
         if effects.is_view_like(node):
             continue
-        place = changes.was(node)
-        resources: list[Resource] = [hazards.storage.find(s) for s in _living(used, changes.erased, ops.is_wait(node))]
-        if _sees_barriers(node):
+        sources = used if changes.erased.keys().isdisjoint(used) else _living(used, changes.erased, ops.is_wait(node))
+        resources: list[Resource] = [hazards.storage.find(source) for source in sources if hazards.is_written(source)]
+        if barriers and _sees_barriers(node):
             resources.append(Ambient.WORLD)
-        for resource in filter(hazards.is_written, resources):
+        place = changes.was(node) if resources else ()
+        for resource in resources:
             first, last = spans.get(resource, (place, place))
             spans[resource] = min(first, place), max(last, place)
     return spans

@@ -25,7 +25,7 @@ from counterpoint.ir.revision import Snapshot
 class GraphView:
     """Order, users, collectives and dependence of one state of a graph. Every question is refused once it is stale."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, hazards: Hazards | None = None) -> None:
         self.graph = graph
         self.nodes: tuple[Node, ...] = tuple(graph.nodes)
         """All nodes in order."""
@@ -34,7 +34,7 @@ class GraphView:
         self._args = [node.args for node in self.nodes]
         self._kwargs = [node.kwargs for node in self.nodes]
         self._snapshot = Snapshot(graph)
-        self.hazards = Hazards.of(graph)
+        self.hazards = Hazards.of(graph) if hazards is None else hazards
         """Who touches which buffer."""
         self._hazard_inputs = self.hazards.order_edges(self.nodes)
         self.starts: tuple[Node, ...] = tuple(node for node in self.nodes if ops.is_collective(node))

@@ -45,9 +45,10 @@ class FusionPlan:
 class FuseDdp(Pass):
     """Fuses the all-reduces of gradients into buckets, as DistributedDataParallel does while it runs.
 
-    Does: takes gradients in the order in which they become ready, and gives each bucket one all-reduce, started when its
-    last gradient is there. Divisions, multiplications and casts that all members share are done once for the bucket,
-    before or after the reduction. Each result goes to the users of the old one; users that stood too early are moved.
+    Does: takes gradients in the order in which they become ready, and gives each bucket one all-reduce, started when
+    its last gradient is there. Divisions, multiplications and casts that all members share are done once for the
+    bucket, before or after the reduction. Each result goes to the users of the old one; users that stood too early are
+    moved.
 
     Fires when: two or more functional or in-place all-reduces of one group, reduction, device and element type do not
     depend on each other, and no later collective of their group needs them. A bucket is full once it holds its cap;
@@ -75,7 +76,7 @@ class FuseDdp(Pass):
 
     def run(self, context: PassContext) -> None:
         """Plan, then fuse bucket by bucket."""
-        plan = self.plan(GraphView.of(context.graph))
+        plan = self.plan(context.editor.view())
         for start, refusal in (*plan.refused, *plan.alone):
             context.ledger.left_alone(start, refusal)
         rounding = {planned: refuse_rounding(context, planned.bucket) for planned in plan.buckets}

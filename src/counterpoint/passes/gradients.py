@@ -1,8 +1,8 @@
 """Recognising gradient reductions: which all-reduces sum gradients, and the arithmetic that stands around them.
 
-Real captures differ in what they put between a gradient and its all-reduce and behind its wait: a division by the number
-of ranks, a multiplication by its reciprocal, a cast to the element type that travels and one back, views. Steps that
-treat every element alike can as well be taken on all gradients of a bucket at once, so they are read here.
+Real captures differ in what they put between a gradient and its all-reduce and behind its wait: a division by the
+number of ranks, a multiplication by its reciprocal, a cast to the element type that travels and one back, views. Steps
+that treat every element alike can as well be taken on all gradients of a bucket at once, so they are read here.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _is_private(node: Node, own: set[Node], hazards: Hazards) -> bool:
 
 
 def _to_last_scale(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Casts are worth taking together only to get at a scale behind them: packed before a cast, the bucket is larger."""
+    """Casts are taken together only to get at a scale behind them: packed before a cast, the bucket is larger."""
     found = tuple(steps)
     return found[: max((n for n, step in enumerate(found, 1) if step.is_scale), default=0)]
 

@@ -38,7 +38,7 @@ class ScheduleWaits(Pass):
 
     def run(self, context: PassContext) -> None:
         """Plan, then move group by group."""
-        delay_waits(context.editor, GraphView.of(context.graph))
+        delay_waits(context.editor, context.editor.view())
 
 
 @dataclass(frozen=True)
