@@ -269,7 +269,7 @@ def test_a_missing_process_group_is_named() -> None:
 
 
 def test_a_torch_that_is_too_old_is_refused_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint._torch.OLDEST_TORCH", (99, 1))
+    monkeypatch.setattr("counterpoint._torch.versions.OLDEST_TORCH", (99, 1))
     with pytest.raises(BackendCompilerFailed, match=r"(?s)UnsupportedTorchError.*older than 99\.1"):
         compiled(Net())(torch.ones(2, 4))
 
