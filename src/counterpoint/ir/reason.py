@@ -71,8 +71,20 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "merge it with bucket-all-reduce",
         ),
         "no-coalesced-form": Reason("torch has no coalesced form of the operator", "use mode functional"),
+        "gathered-memory": Reason(
+            "gathering it together with others would keep more memory alive than is allowed",
+            "raise max-gathered-mb",
+        ),
         "rounding": Reason(
             "merging changes the order of summation, and bitwise equality is asked for", "set bitwise to false"
+        ),
+        "several-results-kept": Reason(
+            "two results would become one tensor, and one of them is written or leaves the graph",
+            "return a copy, or write into one",
+        ),
+        "held-too-long": Reason(
+            "its result would have to be kept from the last use of the first one to the first use of this one",
+            "raise max-held-mb, if the memory is there",
         ),
         "no-pass": Reason("no pass of the pipeline handles this collective", "add a pass that does"),
         "pass-failed": Reason("a pass failed and was undone", "look at the pass's error, or leave the pass out"),

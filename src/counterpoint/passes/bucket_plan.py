@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch.fx import Node
@@ -113,19 +114,34 @@ class BucketRules:
         return bucket.nbytes < cap if self.fill_past_cap else bucket.nbytes + nbytes <= cap
 
 
-def plan_buckets(view: GraphView, rules: BucketRules) -> BucketPlan:
-    """The buckets that the rules allow in this graph."""
+class Bound(Protocol):
+    """What may keep a member out of a bucket beside its size."""
+
+    def refuse(self, first: Member, member: Member) -> Refusal | None:
+        """Why the member may not join the bucket that begins with the first one."""
+
+    def join(self, first: Member, member: Member) -> None:
+        """The member has joined it."""
+
+
+def plan_buckets(
+    view: GraphView, rules: BucketRules, bound: Callable[[list[Member]], Bound | None] = lambda _: None
+) -> BucketPlan:
+    """The buckets that the rules allow in this graph; `bound` is made of all that could be in one."""
     read = [(start, read_member(start, rules.multi_dtype)) for start in view.starts if kind_of(start) in rules.kinds]
-    plan = plan_members([member for _, member in read if isinstance(member, Member)], view.merges(), rules)
+    members = [member for _, member in read if isinstance(member, Member)]
+    plan = plan_members(members, view.merges(), rules, bound(members))
     unreadable = tuple((start, why) for start, why in read if isinstance(why, Refusal))
     return BucketPlan(plan.buckets, unreadable + plan.refusals)
 
 
-def plan_members(members: Iterable[Member], planner: MergePlanner, rules: BucketRules) -> BucketPlan:
+def plan_members(
+    members: Iterable[Member], planner: MergePlanner, rules: BucketRules, bound: Bound | None = None
+) -> BucketPlan:
     """The buckets of these members, filled in the order in which they are given."""
     shelves: dict[Key, _Shelf] = {}
     for member in members:
-        shelves.setdefault(member.key, _Shelf(member.key, rules)).put(member, planner)
+        shelves.setdefault(member.key, _Shelf(member.key, rules)).put(member, planner, bound)
     buckets = sorted((bucket for shelf in shelves.values() for bucket in shelf.buckets()), key=_place)
     alone = tuple((member.start, why) for shelf in shelves.values() for member, why in shelf.alone())
     return BucketPlan(tuple(buckets), alone)
@@ -148,19 +164,23 @@ class _Shelf:
         self.key, self.rules = key, rules
         self.opened: list[_Open] = []
         self.closed: list[_Open] = []
-        self.cycles: dict[Node, Refusal] = {}
+        self.refused: dict[Node, Refusal] = {}
 
-    def put(self, member: Member, planner: MergePlanner) -> None:
+    def put(self, member: Member, planner: MergePlanner, bound: Bound | None) -> None:
         """Into the first open bucket that takes it, or into a new one."""
         for bucket in self.opened:
             if not self.rules.admits(bucket, member.nbytes):
                 continue
-            refusal = planner.try_merge([bucket.members[0].start, member.start])
+            first = bucket.members[0]
+            refusal = bound.refuse(first, member) if bound is not None else None
+            refusal = refusal or planner.try_merge([first.start, member.start])
             if refusal is None:
+                if bound is not None:
+                    bound.join(first, member)
                 bucket.members.append(member)
                 bucket.nbytes += member.nbytes
                 return
-            self.cycles[member.start] = refusal
+            self.refused[member.start] = refusal
         self._open(member)
 
     def _open(self, member: Member) -> None:
@@ -182,7 +202,7 @@ class _Shelf:
         for bucket in (*self.closed, *self.opened):
             if len(bucket.members) == 1:
                 member = bucket.members[0]
-                yield member, self.cycles.get(member.start) or self._why_alone(member, bucket)
+                yield member, self.refused.get(member.start) or self._why_alone(member, bucket)
 
     def _why_alone(self, member: Member, bucket: _Open) -> Refusal:
         cap = self.rules.cap_bytes(bucket.index)
@@ -200,6 +220,8 @@ def read_member(start: Node, multi_dtype: bool) -> Member | Refusal:
     spec = collective.spec
     if spec.coalesced or len(collective.inputs) != 1 or not spec.waits:
         return Refusal("bucket-form", start.name, f"{spec.name} is already a bucket, or waits for itself")
+    if spec.kind is not Kind.ALL_REDUCE and not collective.sent.shapes[0]:
+        return Refusal("bucket-form", start.name, "it has no dimension along which it gathers or scatters")
     refusal = _refuse_written(block)
     if refusal is not None:
         return refusal

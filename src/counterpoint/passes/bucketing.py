@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from counterpoint.ir.ops import Kind
@@ -11,8 +12,9 @@ from counterpoint.options import option
 from counterpoint.passes.base import Pass, PassContext
 from counterpoint.passes.book import origins_of
 from counterpoint.passes.bucket_merge import BucketMode, merge
-from counterpoint.passes.bucket_plan import BucketRules, plan_buckets, starts_of
+from counterpoint.passes.bucket_plan import Bound, BucketRules, Member, plan_buckets, starts_of
 from counterpoint.passes.contract import Contract
+from counterpoint.passes.gathered_memory import GatheredMemory
 from counterpoint.passes.rounding import refuse_rounding
 
 MB = 1024 * 1024
@@ -34,9 +36,14 @@ class _BucketPass(Pass):
         """What may be merged."""
         return BucketRules(kinds=frozenset({self.kind}), cap_bytes=self._cap_bytes)
 
+    def bound(self, view: GraphView, members: list[Member]) -> Bound | None:
+        """What keeps a member out of a bucket beside the cap."""
+        return None
+
     def run(self, context: PassContext) -> None:
         """Plan, then merge."""
-        plan = plan_buckets(GraphView.of(context.graph), self.rules())
+        view = GraphView.of(context.graph)
+        plan = plan_buckets(view, self.rules(), partial(self.bound, view))
         for start, refusal in plan.refusals:
             context.ledger.left_alone(start, refusal)
         rounding = {bucket: refuse_rounding(context, bucket) for bucket in plan.buckets}
@@ -70,8 +77,8 @@ class BucketAllGather(_BucketPass):
         a: f32[8] = all_gather(x); b: f32[16] = all_gather(y)
         p = cat([x, y]); g = all_gather(p); a, b = split(g.reshape(ranks, -1))
 
-    Never: changes a bit of a result, merges across groups or devices, or closes a cycle of collectives that wait for
-    each other.
+    Never: changes a bit of a result, merges across groups or devices, closes a cycle of collectives that wait for
+    each other, or, with max-gathered-mb, makes more gathered memory alive at once than that.
     """
 
     name: ClassVar[str] = "bucket-all-gather"
@@ -79,6 +86,14 @@ class BucketAllGather(_BucketPass):
     kind: ClassVar[Kind] = Kind.ALL_GATHER
 
     multi_dtype: bool = option(False, help="let gathers of different element types share a bucket, as bytes")
+    max_gathered_mb: float | None = option(
+        None, help="most gathered memory that buckets may keep alive at once", unit="MB", minimum=0.0
+    )
+
+    def bound(self, view: GraphView, members: list[Member]) -> Bound | None:
+        """A bucket gathers its members earlier than they were, which costs memory until they are used."""
+        limit = self.max_gathered_mb
+        return None if limit is None else GatheredMemory(view, members, int(limit * MB))
 
     def rules(self) -> BucketRules:
         """Gathers only move data, so types may mix."""

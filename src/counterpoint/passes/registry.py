@@ -22,6 +22,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "bucket-all-reduce": "counterpoint.passes.bucketing:BucketAllReduce",
         "bucket-all-to-all": "counterpoint.passes.bucketing:BucketAllToAll",
         "bucket-reduce-scatter": "counterpoint.passes.bucketing:BucketReduceScatter",
+        "dedup-collectives": "counterpoint.passes.dedup:DedupCollectives",
         "fuse-ddp": "counterpoint.passes.ddp_fusion:FuseDdp",
         "print-graph": "counterpoint.passes.print_graph:PrintGraph",
         "schedule-waits": "counterpoint.passes.schedule_waits:ScheduleWaits",
