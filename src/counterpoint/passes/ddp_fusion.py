@@ -22,9 +22,9 @@ from counterpoint.passes.rounding import refuse_rounding
 MB = 1024 * 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FusionBucket:
-    """Gradients that share one reduction, in the order in which they become ready."""
+    """Gradients that share one reduction, in the order in which they become ready. Compared by identity."""
 
     bucket: Bucket
     gradients: tuple[Gradient, ...]
@@ -77,8 +77,8 @@ class FuseDdp(Pass):
     def run(self, context: PassContext) -> None:
         """Plan, then fuse bucket by bucket."""
         plan = self.plan(context.editor.view())
-        for start, refusal in (*plan.refused, *plan.alone):
-            context.ledger.left_alone(start, refusal)
+        for start, why in (*plan.refused, *plan.alone):
+            context.ledger.left_alone(start, why)
         rounding = {planned: refuse_rounding(context, planned.bucket) for planned in plan.buckets}
         # Asked for before the starts are gone.
         origins = {g.start: origins_of(g.start) for planned in plan.buckets for g in planned.gradients}
@@ -86,9 +86,9 @@ class FuseDdp(Pass):
         refused = fuse(context.editor, chosen, self.method, exact=context.options.bitwise)
         for number, (planned, refusal) in enumerate(rounding.items()):
             for start in (gradient.start for gradient in planned.gradients):
-                why = refusal or refused.get(start)
-                if why is not None:
-                    context.ledger.left_alone(origins[start], why)
+                because = refusal or refused.get(start)
+                if because is not None:
+                    context.ledger.left_alone(origins[start], because)
                 else:
                     context.ledger.bucketed(origins[start], f"gradient bucket {number} of {len(planned.gradients)}")
 

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 
 import torch
 from torch.fx import Node
@@ -37,7 +38,12 @@ class FusionMethod(Enum):
 
 
 def fuse(
-    editor: GraphEditor, buckets: Sequence[Sequence[Gradient]], method: FusionMethod, *, exact: bool = False
+    editor: GraphEditor,
+    buckets: Sequence[Sequence[Gradient]],
+    method: FusionMethod,
+    *,
+    exact: bool = False,
+    emitter: type[GraphEmit] = GraphEmit,
 ) -> dict[Node, Refusal]:
     """Give each bucket one reduction; for each start that could not be fused the reason.
 
@@ -45,16 +51,17 @@ def fuse(
     is tried by itself, and then its halves, so that one member in the way does not keep the others apart.
 
     exact: keep every bit of the scaling. A division by a number and the foreach operator may round differently on an
-    accelerator, unless the number is a power of two.
+    accelerator, unless the number is a power of two. emitter: what writes the new operators.
     """
-    plans = [_Fusion(bucket, method, exact) for bucket in buckets if len(bucket) > 1]
+    plans = [_Fusion(bucket, method, exact, emitter) for bucket in buckets if len(bucket) > 1]
     refusal = editor.attempt(f"fuse {len(plans)} buckets of gradients", lambda tx: _apply_all(tx, plans))
     if refusal is None:
         return {}
+    retry = partial(fuse, editor, method=method, exact=exact, emitter=emitter)
     parts = buckets if len(plans) > 1 else _halves(buckets)
     if not parts:
         return {gradient.start: refusal for bucket in buckets for gradient in bucket}
-    return {start: why for part in parts for start, why in fuse(editor, [part], method, exact=exact).items()}
+    return {start: why for part in parts for start, why in retry([part]).items()}
 
 
 def _halves(buckets: Sequence[Sequence[Gradient]]) -> list[Sequence[Gradient]]:
@@ -74,8 +81,10 @@ def _apply_all(tx: Transaction, fusions: Sequence[_Fusion]) -> None:
 class _Fusion:
     """One bucket on its way."""
 
-    def __init__(self, members: Sequence[Gradient], method: FusionMethod, exact: bool) -> None:
-        self.members = members
+    def __init__(
+        self, members: Sequence[Gradient], method: FusionMethod, exact: bool, emitter: type[GraphEmit]
+    ) -> None:
+        self.members, self.emitter = members, emitter
         self.coalesced = method is FusionMethod.COALESCED
         self.exact = exact
         self.starts = [gradient.start for gradient in members]
@@ -89,8 +98,8 @@ class _Fusion:
         """The new reduction beside the old ones: launched when the last gradient is there, waited for where the first
         wait stands. Pairs of an old result and the new one."""
         anchor = _behind(max(self.values))
-        launched = self._launch(GraphEmit(tx, anchor, self.starts), self.values)
-        emit = GraphEmit(tx, max(anchor, min(self.waits)), self.starts)
+        launched = self._launch(self.emitter(tx, anchor, self.starts), self.values)
+        emit = self.emitter(tx, max(anchor, min(self.waits)), self.starts)
         return [(old, _shaped(emit, new, old)) for old, new in zip(self.results, launched.finish(emit), strict=True)]
 
     def clear(self, tx: Transaction) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch.fx import Node
 
 from counterpoint.ir import effects, ops
-from counterpoint.ir.edit import GraphEditor
+from counterpoint.ir.edit import GraphEditor, Transaction
 from counterpoint.ir.view import GraphView
 from counterpoint.passes.base import Pass, PassContext
 from counterpoint.passes.contract import Contract
@@ -48,11 +48,15 @@ class Delay:
     nodes: tuple[Node, ...]
     before: Node
 
+    def carry_out(self, tx: Transaction) -> None:
+        """Move them there."""
+        tx.move(self.nodes, before=self.before)
+
 
 def delay_waits(editor: GraphEditor, view: GraphView) -> None:
     """Carry out what `planned_delays` says. A move that the editor refuses leaves that group where it is."""
     for delay in tuple(planned_delays(view)):
-        editor.attempt(f"delay waits to {delay.before.name}", lambda tx, d=delay: tx.move(d.nodes, before=d.before))
+        editor.attempt(f"delay waits to {delay.before.name}", delay.carry_out)
 
 
 def planned_delays(view: GraphView) -> Iterator[Delay]:

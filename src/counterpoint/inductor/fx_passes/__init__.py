@@ -1,0 +1,1 @@
+"""Drop-in doors: inductor's communication passes under their own names, done by ours. Only the import changes."""
