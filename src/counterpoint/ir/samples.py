@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from counterpoint._torch import size_hint
+from counterpoint.errors import EvaluationError
 from counterpoint.ir import metadata
 
 
@@ -21,7 +23,7 @@ def sample_inputs(gm: GraphModule, world_size: int, seed: int = 0) -> list[list[
 def _sample(value: Any, seed: int, rank: int, position: int) -> Any:
     if not isinstance(value, Tensor):
         # Symbolic sizes have to agree on all ranks, as real shapes do.
-        return int(value) if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool) else value
+        return _hint(value) if isinstance(value, torch.SymInt) else value
     generator = torch.Generator().manual_seed(1_000_003 * seed + 1009 * rank + position)
     shape, stride = _hints(value.shape), _hints(value.stride())
     highest = 2 if value.dtype is torch.bool else 5
@@ -33,7 +35,15 @@ def _sample(value: Any, seed: int, rank: int, position: int) -> Any:
 
 
 def _hints(sizes: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
-    return tuple(int(size) for size in sizes)
+    return tuple(map(_hint, sizes))
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """The hint of a size. Asking the size itself would make it constant for good."""
+    hint = size_hint(size)
+    if hint is None:
+        raise EvaluationError(f"the size {size} is not known, so no input of it can be made up")
+    return hint
 
 
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
