@@ -1,4 +1,4 @@
-"""Hypothesis strategies for graphs that reduce gradients, in all the forms that captures give and some that they do not.
+"""Hypothesis strategies for graphs that reduce gradients, in all forms that captures give and some that they do not.
 
 A drawn `Case` is one of `tests.support.strategies`: a graph, its groups, inputs of small integers for each rank.
 """

@@ -7,7 +7,7 @@ that treat every element alike can as well be taken on all gradients of a bucket
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -96,13 +96,13 @@ def read_gradients(view: GraphView) -> tuple[list[Gradient], list[tuple[Node, Re
     needed = _needed_on_their_group(view)
     found: list[Gradient] = []
     refused: list[tuple[Node, Refusal]] = []
-    for number, start in enumerate(view.starts):
+    for start in view.starts:
         if kind_of(start) is not Kind.ALL_REDUCE:
             continue
         member = read_member(start, multi_dtype=False)
         if isinstance(member, Refusal):
             refused.append((start, member))
-        elif needed.get(member.key.group, 0) >> number & 1:
+        elif start in needed:
             refused.append((start, Refusal("not-a-gradient", start.name, f"group {member.key.group}")))
         else:
             found.append(read_gradient(member, view.hazards))
@@ -118,19 +118,35 @@ def read_gradient(member: Member, hazards: Hazards) -> Gradient:
     return Gradient(member, _to_last_scale(before), _to_last_scale(after))
 
 
-def _needed_on_their_group(view: GraphView) -> dict[Any, int]:
-    """By group, the starts that a later collective of that group depends on, as bits.
+def _needed_on_their_group(view: GraphView) -> set[Node]:
+    """The starts whose result flows into a later collective of their own group.
 
     A gradient is the last thing that its group sends for a parameter; what is sent in between, such as activations or
     statistics, feeds what is sent later.
     """
-    needed: dict[Any, int] = {}
-    for start in view.starts:
-        spec = ops.spec_of(start.target)
-        if spec is not None and spec.group is not None and (bits := view.ancestor_bits(start)):
-            key = group_of(ops.argument(start, spec.group)).key
-            needed[key] = needed.get(key, 0) | bits
-    return needed
+    numbers: dict[Hashable, int] = {}
+    feeds: dict[Node, int] = {}
+    """For each node the groups, as bits, of the collectives that its value flows into; only where there are any."""
+    found: set[Node] = set()
+    starts = set(view.starts)
+    for node in reversed(view.nodes):
+        into = feeds.get(node, 0)
+        if node in starts:
+            group = _group_bit(node, numbers)
+            if into & group:
+                found.add(node)
+            into |= group
+        if into:
+            for source in node.all_input_nodes:
+                feeds[source] = feeds.get(source, 0) | into
+    return found
+
+
+def _group_bit(start: Node, numbers: dict[Hashable, int]) -> int:
+    spec = ops.spec_of(start.target)
+    if spec is None or spec.group is None:
+        return 0
+    return 1 << numbers.setdefault(group_of(ops.argument(start, spec.group)).key, len(numbers))
 
 
 def _steps_before(member: Member) -> Iterator[Step]:
