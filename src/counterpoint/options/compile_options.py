@@ -27,6 +27,15 @@ class CompileOptions:
     on_error: Literal["continue", "raise"] = option(
         "continue", help="after a pass has failed and was undone: go on without it, or raise its error"
     )
+    latency_us: float | None = option(
+        None,
+        help="what a small collective takes, to size buckets by; otherwise as measured, else typical of the device",
+        unit="us",
+        minimum=0.0,
+    )
+    bandwidth_gbps: float | None = option(
+        None, help="what a rank can send, to size buckets by; otherwise likewise", unit="Gbit/s", minimum=0.001
+    )
 
     def __post_init__(self) -> None:
         fields.normalise(self, "CompileOptions")

@@ -38,6 +38,8 @@ class OptionInfo:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[Any, ...] = ()
+    none: str = "none"
+    """The word for None in texts; `none` itself is always understood."""
 
     @property
     def kebab(self) -> str:
@@ -59,7 +61,7 @@ class OptionInfo:
             what += f" of at most {self.maximum:g}"
         what += f" {self.unit}" if self.unit else ""
         what = f"a list, each {what}" if self.repeated else what
-        return f"{what}, or none" if self.optional else what
+        return f"{what}, or {self.none}" if self.optional else what
 
 
 def option(
@@ -70,9 +72,17 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: Iterable[Any] = (),
+    none: str = "none",
 ) -> Any:
     """A dataclass field that is an option. Choices may be left out where the type is an Enum or a Literal."""
-    facts = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "choices": tuple(choices)}
+    facts = {
+        "help": help,
+        "unit": unit,
+        "minimum": minimum,
+        "maximum": maximum,
+        "choices": tuple(choices),
+        "none": none,
+    }
     return dataclasses.field(default=default, metadata={_METADATA: facts})
 
 

@@ -35,7 +35,7 @@ def fields_text(instance: Any, *, defaults: bool = False) -> str:
 def value_text(info: OptionInfo, value: Any) -> str:
     """One value as text."""
     if value is None:
-        return _NONE
+        return info.none
     if info.repeated:
         return ",".join(_scalar_text(info, item) for item in value) if value else _EMPTY
     return _scalar_text(info, value)
@@ -50,7 +50,7 @@ def _scalar_text(info: OptionInfo, value: Any) -> str:
         # 25.0 reads better as 25, and comes back as the same float.
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     text = str(value)
-    plain = _PLAIN.fullmatch(text) and text != _NONE
+    plain = _PLAIN.fullmatch(text) and text not in (_NONE, info.none)
     return text if info.scalar is not str or plain else json.dumps(text)
 
 
@@ -87,7 +87,7 @@ def fields_from_text(cls: type, text: str, where: str) -> dict[str, Any]:
 
 def value_from_text(info: OptionInfo, text: str, where: str) -> Any:
     """One value from its text, as an environment variable or a text form writes it."""
-    if info.optional and text == _NONE:
+    if info.optional and text in (_NONE, info.none):
         return None
     if not info.repeated:
         return _scalar_from_text(info, text, where)

@@ -7,8 +7,8 @@ in which case it opens another one, so that interleaved chains still meet. A buc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -107,6 +107,8 @@ class BucketRules:
     multi_dtype: bool = False
     fill_past_cap: bool = False
     """A bucket is full once it holds its cap, and may end up larger; otherwise it never holds more."""
+    caps_of: Callable[[list[Member]], Mapping[Key, Callable[[int], int]]] | None = None
+    """Chooses the caps of each key from all that could be in a bucket; without it `cap_bytes` holds for every key."""
 
     def admits(self, bucket: _Open, nbytes: int) -> bool:
         """Whether so many bytes more still fit."""
@@ -139,9 +141,13 @@ def plan_members(
     members: Iterable[Member], planner: MergePlanner, rules: BucketRules, bound: Bound | None = None
 ) -> BucketPlan:
     """The buckets of these members, filled in the order in which they are given."""
-    shelves: dict[Key, _Shelf] = {}
+    members, shelves = list(members), dict[Key, _Shelf]()
+    caps = rules.caps_of(members) if rules.caps_of is not None else {}
     for member in members:
-        shelves.setdefault(member.key, _Shelf(member.key, rules)).put(member, planner, bound)
+        if member.key not in shelves:
+            own = replace(rules, cap_bytes=caps.get(member.key, rules.cap_bytes))
+            shelves[member.key] = _Shelf(member.key, own)
+        shelves[member.key].put(member, planner, bound)
     buckets = sorted((bucket for shelf in shelves.values() for bucket in shelf.buckets()), key=_place)
     alone = tuple((member.start, why) for shelf in shelves.values() for member, why in shelf.alone())
     return BucketPlan(tuple(buckets), alone)

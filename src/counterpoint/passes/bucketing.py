@@ -13,11 +13,14 @@ from counterpoint.passes.base import Pass, PassContext
 from counterpoint.passes.book import origins_of
 from counterpoint.passes.bucket_merge import BucketMode, merge
 from counterpoint.passes.bucket_plan import Bound, BucketRules, Member, plan_buckets, starts_of
+from counterpoint.passes.bucket_size import AutoSize
 from counterpoint.passes.contract import Contract
 from counterpoint.passes.gathered_memory import GatheredMemory
 from counterpoint.passes.rounding import refuse_rounding
 
 MB = 1024 * 1024
+FALLBACK_MB = 25.0
+"""The cap of rules that are asked for without a graph to fit it to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +29,19 @@ class _BucketPass(Pass):
 
     kind: ClassVar[Kind]
 
-    cap_mb: float = option(25.0, help="size at which a bucket is full", unit="MB", minimum=0.0)
+    cap_mb: float | None = option(
+        None,
+        help="size at which a bucket is full; auto weighs latency against overlap",
+        unit="MB",
+        minimum=0.0,
+        none="auto",
+    )
     first_cap_mb: float | None = option(
-        None, help="size at which the first bucket of a group is full", unit="MB", minimum=0.0
+        None,
+        help="size at which the first bucket of a group is full; auto as cap-mb",
+        unit="MB",
+        minimum=0.0,
+        none="auto",
     )
     mode: BucketMode = option(BucketMode.FUNCTIONAL, help="how members share one collective")
 
@@ -43,7 +56,7 @@ class _BucketPass(Pass):
     def run(self, context: PassContext) -> None:
         """Plan, then merge."""
         view = GraphView.of(context.graph)
-        plan = plan_buckets(view, self.rules(), partial(self.bound, view))
+        plan = plan_buckets(view, self._sized(context, view), partial(self.bound, view))
         for start, refusal in plan.refusals:
             context.ledger.left_alone(start, refusal)
         rounding = {bucket: refuse_rounding(context, bucket) for bucket in plan.buckets}
@@ -58,9 +71,20 @@ class _BucketPass(Pass):
             else:
                 context.ledger.left_alone(origins[bucket], why)
 
+    def _sized(self, context: PassContext, view: GraphView) -> BucketRules:
+        """The rules, with caps that fit the links where none is given."""
+        if self.cap_mb is not None:
+            return self.rules()
+        sizes = AutoSize(context, view, packs=self.mode is not BucketMode.COALESCED, first_cap=self._first_cap)
+        return replace(self.rules(), caps_of=sizes.caps)
+
+    @property
+    def _first_cap(self) -> int | None:
+        return int(self.first_cap_mb * MB) if self.first_cap_mb is not None else None
+
     def _cap_bytes(self, index: int) -> int:
-        cap = self.first_cap_mb if index == 0 and self.first_cap_mb is not None else self.cap_mb
-        return int(cap * MB)
+        first = self._first_cap if index == 0 else None
+        return first if first is not None else int((self.cap_mb if self.cap_mb is not None else FALLBACK_MB) * MB)
 
 
 @dataclass(frozen=True, kw_only=True)
