@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from counterpoint.capture.replicate import replicate
     from counterpoint.capture.step import capture_step
     from counterpoint.capture.world import fake_world
+    from counterpoint.runtime.measure import calibrate_links
 
 __all__ = [
     "MixedPrecisionPolicy",
+    "calibrate_links",
     "capture_compiled",
     "capture_step",
     "fake_world",
@@ -28,6 +30,7 @@ __all__ = [
 
 _HOMES = {
     "MixedPrecisionPolicy": "torch.distributed.fsdp",
+    "calibrate_links": "counterpoint.runtime.measure",
     "capture_compiled": "counterpoint.capture.compiled",
     "capture_step": "counterpoint.capture.step",
     "fake_world": "counterpoint.capture.world",

@@ -55,7 +55,9 @@ def run_guarded(graph: Graph, plan: Plan, groups: GroupTable, run: PassRun) -> N
     # Without passes nothing can change, and copying a large graph takes seconds.
     saved = SavedGraph(gm) if plan.pipeline.passes else None
     try:
-        report = run_pipeline(gm, plan.pipeline, options=plan.options, groups=groups, name=run.next_name())
+        report = run_pipeline(
+            gm, plan.pipeline, options=plan.options, groups=groups, name=run.next_name(), topology=plan.links
+        )
     except Exception as error:
         if isinstance(error, USER_ERRORS) or plan.options.on_error == "raise":
             raise
