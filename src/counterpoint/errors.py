@@ -95,3 +95,18 @@ class CompileError(CounterpointError):
 
 class UnsupportedTorchError(CounterpointError):
     """The installed torch is older than the oldest supported version, or lacks something that this feature needs."""
+
+
+class OperatorError(CounterpointError):
+    """An operator of this package was called with arguments that do not fit together, or that it does not serve.
+
+    Passes emit only calls that fit. Who calls an operator directly finds in the message which argument is meant.
+    """
+
+
+class CommunicationError(CounterpointError):
+    """Communication with another rank failed or took longer than the group's timeout.
+
+    Usual cause: another process of the group has ended or is stuck. Look at its output; the group cannot be
+    used any more.
+    """

@@ -19,6 +19,7 @@ from counterpoint.capture.signature import Slot, StepSignature, read_signature
 from counterpoint.capture.world import current_world
 from counterpoint.errors import CaptureError, GroupError
 from counterpoint.ir.metadata import tensor_of
+from counterpoint.runtime.pipelined import operators  # noqa: F401  a captured graph may hold them
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from counterpoint.options import CompileOptions
 from counterpoint.passes.contract import provided_by
 from counterpoint.passes.pipeline import Pipeline
 from counterpoint.runtime.measure import LINKS
+from counterpoint.runtime.pipelined import operators  # noqa: F401  what passes emit can be run
 
 LOGGER = logging.getLogger("counterpoint")
 

@@ -34,6 +34,7 @@ class Kind(Enum):
     P2P_BATCH = "p2p_batch"
     GATHER_MATMUL = "all_gather_matmul"
     MATMUL_SCATTER = "matmul_reduce_scatter"
+    MATMUL_REDUCE = "matmul_all_reduce"
     PEER_MEMORY = "peer_memory"
     WAIT = "wait"
 
@@ -90,6 +91,10 @@ def _autograd(name: str, kind: Kind, **fields: Any) -> OpSpec:
 
 def _symm(name: str, kind: Kind, **fields: Any) -> OpSpec:
     return OpSpec(name=f"symm_mem::{name}", kind=kind, **({"waits": False} | fields))
+
+
+def _pipelined(name: str, kind: Kind, **fields: Any) -> OpSpec:
+    return OpSpec(name=f"counterpoint::{name}", kind=kind, waits=False, **fields)
 
 
 _MANY: dict[str, Any] = {"coalesced": True, "payload": ("inputs",)}
@@ -213,6 +218,11 @@ _ROWS: tuple[OpSpec, ...] = (
     _symm("fused_all_gather_scaled_matmul", Kind.GATHER_MATMUL, payload=("A",)),
     _symm("fused_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("A",), **_REDUCES),
     _symm("fused_scaled_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("A",), **_REDUCES),
+    _pipelined("all_gather_matmul", Kind.GATHER_MATMUL, payload=("shard",), **_SIZED),
+    _pipelined("all_gather_scaled_matmul", Kind.GATHER_MATMUL, payload=("shard", "shard_scale"), **_SIZED),
+    _pipelined("matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("lefts", "rights"), **_REDUCES, **_SIZED),
+    _pipelined("scaled_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("lefts", "rights"), **_REDUCES, **_SIZED),
+    _pipelined("matmul_all_reduce", Kind.MATMUL_REDUCE, payload=("lefts", "rights"), **_REDUCES),
     # Views of peers' buffers and one-sided copies.
     _symm("get_remote_tensors", Kind.PEER_MEMORY, payload=("x",)),
     _symm("nvshmem_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),

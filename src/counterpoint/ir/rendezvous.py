@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from counterpoint.errors import EvaluationError
+from counterpoint.ir.fused_semantics import FUSED_MEANING
 from counterpoint.ir.ops import OpSpec
 from counterpoint.ir.semantics import BY_RANK, MEANING
 
@@ -60,6 +61,17 @@ class _Meeting:
 
     def _compute(self) -> None:
         posts = [self.posts[rank] for rank in self.ranks]
+        fused = FUSED_MEANING.get(self.spec.name)
+        try:
+            results = self._results(posts) if fused is None else [[r] for r in fused([p.arguments for p in posts])]
+        except RuntimeError as problem:
+            raise EvaluationError(
+                f"{self.spec.name} cannot be evaluated: {problem}", where=f"node {posts[0].node.name}"
+            ) from problem
+        self.results = dict(zip(self.ranks, results, strict=True))
+
+    def _results(self, posts: list[Post]) -> list[list[Any]]:
+        """For each rank what it gets, payload by payload."""
         meaning = MEANING.get(self.spec.kind)
         if meaning is None:
             raise EvaluationError(f"{self.spec.name} has no reference semantics", where=f"node {posts[0].node.name}")
@@ -67,13 +79,8 @@ class _Meeting:
         arguments |= {name: [p.arguments[name] for p in posts] for name in BY_RANK & arguments.keys()}
         if self.spec.reduce_op is not None:
             arguments["reduce_op"] = arguments[self.spec.reduce_op]
-        try:
-            members = [meaning(list(payloads), arguments) for payloads in zip(*(p.payload for p in posts), strict=True)]
-        except RuntimeError as problem:
-            raise EvaluationError(
-                f"{self.spec.name} cannot be evaluated: {problem}", where=f"node {posts[0].node.name}"
-            ) from problem
-        self.results = {rank: [member[i] for member in members] for i, rank in enumerate(self.ranks)}
+        members = [meaning(list(payloads), arguments) for payloads in zip(*(p.payload for p in posts), strict=True)]
+        return [[member[i] for member in members] for i in range(len(posts))]
 
     def describe(self) -> str:
         missing = [rank for rank in self.ranks if rank not in self.posts]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from counterpoint import _torch
-from counterpoint.ir import packing  # noqa: F401  registers operators that a text may name
+from counterpoint.ir import packing, pipelined  # noqa: F401  register operators that a text may name
 
 _SHORT = {
     "bool": "b8",

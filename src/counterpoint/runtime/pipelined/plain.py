@@ -1,0 +1,46 @@
+"""The collective, then the matmul, as if nothing were pipelined: for what nothing better serves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from counterpoint.runtime.pipelined.gathers import Gather, Products
+from counterpoint.runtime.pipelined.scatters import Partial
+
+_C10D = torch.ops._c10d_functional
+_WAIT = _C10D.wait_tensor.default
+
+
+def gather_tensor(tensor: Tensor, dim: int, ranks: int, group: str) -> Tensor:
+    """All ranks' tensors, one behind the other along a dim, contiguous."""
+    line: Tensor = _WAIT(_C10D.all_gather_into_tensor.default(tensor.contiguous(), ranks, group))
+    if dim % tensor.dim() == 0:
+        return line
+    return torch.cat(line.tensor_split(ranks), dim)
+
+
+def gather_matmul(gather: Gather, group: str) -> list[Tensor]:
+    """The products, and the gathered operand where it is kept."""
+    gathered = gather_tensor(gather.shard, gather.dim, gather.ranks, group)
+    scale = gather.shard_scale
+    if scale is not None and gather.scale_travels:
+        scale = gather_tensor(scale, gather.dim, gather.ranks, group)
+    products = Products(gather, scale)
+    products.add_all(gathered)
+    return [*products.results, gathered] if gather.keep else products.results
+
+
+def matmul_scatter(partial: Partial, dim: int, reduce_op: str, ranks: int, group: str) -> Tensor:
+    """This rank's part of the reduced sum."""
+    total = partial.all()
+    if dim % total.dim():
+        total = torch.cat(total.tensor_split(ranks, dim))
+    result: Tensor = _WAIT(_C10D.reduce_scatter_tensor.default(total, reduce_op, ranks, group))
+    return result
+
+
+def matmul_all_reduce(partial: Partial, reduce_op: str, group: str) -> Tensor:
+    """The reduced sum."""
+    result: Tensor = _WAIT(_C10D.all_reduce.default(partial.all(), reduce_op, group))
+    return result

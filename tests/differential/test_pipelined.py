@@ -1,0 +1,94 @@
+"""The pipelined operators on real ranks compute what the plain sequence of collective and matmul computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.pipelined_cases import GatherCase, ScatterCase, check_all
+
+BF16 = torch.bfloat16
+
+
+def gather_cases(chunks: int) -> list[Any]:
+    """Every dim and every kind of operand. Sizes that no chunk count divides."""
+    common = [
+        {"shard": (5, 7), "others": ((7, 3),), "dim": 0},
+        {"shard": (5, 7), "others": ((7, 3), (7, 4)), "dim": 0, "biases": ((3,), None), "keep": True},
+        {"shard": (5, 7), "others": ((7, 3),), "dim": 0, "dtype": BF16, "out_dtypes": (torch.float32,)},
+        {"shard": (5, 7), "others": ((7, 3),), "dim": 0, "transposed": True},
+        {"shard": (0, 7), "others": ((7, 3),), "dim": 0, "biases": ((3,),), "keep": True},
+        {"shard": (1, 7), "others": ((7, 3),), "dim": 0},
+        {"shard": (3, 5, 7), "others": ((7, 4),), "dim": 0, "biases": ((4,),)},
+        {"shard": (3, 5, 7), "others": ((7, 4), (7, 2)), "dim": 1, "biases": ((4,), None), "keep": True},
+        {"shard": (20, 5, 7), "others": ((7, 4),), "dim": -2, "biases": ((4,),)},
+        {"shard": (2, 3, 5, 7), "others": ((7, 4),), "dim": 2, "keep": True},
+        {"shard": (3, 5, 7), "others": ((3, 7, 4),), "dim": 1, "biases": ((4,),)},
+        {"shard": (5, 7), "others": ((3, 7, 4),), "dim": 0},
+    ]
+    return [GatherCase(chunks=chunks, **fields) for fields in common]
+
+
+def sized_gather_cases(ranks: int, chunks: int) -> list[Any]:
+    """Those where another operand has the size of what is gathered."""
+    common = [
+        {"shard": (3, 5), "others": ((5 * ranks, 4),), "dim": 1, "biases": ((4,),), "keep": True},
+        {"shard": (3, 5), "others": ((5 * ranks, 4),), "dim": 1, "dtype": BF16},
+        {"shard": (2, 3, 5), "others": ((5 * ranks, 4),), "dim": 2, "keep": True},
+        {"shard": (3, 4, 5), "others": ((3 * ranks, 5, 2),), "dim": 0, "keep": True},
+        {"shard": (5, 3), "others": ((4, 5 * ranks),), "dim": 0, "left": False, "keep": True},
+        {"shard": (5, 3), "others": ((4, 5),), "dim": 1, "left": False, "biases": ((4, 1),)},
+        {"shard": (5, 3), "others": ((2, 4, 5),), "dim": 1, "left": False},
+        {"shard": (5, 3), "others": ((4, 5),), "dim": 1, "left": False, "biases": ((3 * ranks,),), "keep": True},
+        {"shard": (3, 5, 2), "others": ((3 * ranks, 4, 5),), "dim": 0, "left": False},
+        {"shard": (5, 7), "others": ((7, 3),), "biases": ((5 * ranks, 3),), "dim": 0},
+    ]
+    return [GatherCase(chunks=chunks, **fields) for fields in common]
+
+
+def scatter_cases(ranks: int, chunks: int) -> list[Any]:
+    """Every dim of the product."""
+    rows = 5 * ranks
+    common = [
+        {"lefts": ((rows, 7),), "rights": ((7, 3),)},
+        {"lefts": ((rows, 7),), "rights": ((7, 3),), "reduce_op": "avg", "bias": (3,), "dtype": torch.float64},
+        {"lefts": ((rows, 7), (rows, 2)), "rights": ((7, 3), (2, 3)), "bias": (rows, 3)},
+        {"lefts": ((4, 7), (4, 2)), "rights": ((7, rows), (2, rows)), "dim": 1, "bias": (rows,)},
+        {"lefts": ((rows, 7),), "rights": ((7, 3),), "transposed": True},
+        {"lefts": ((rows, 7),), "rights": ((7, 3),), "dtype": BF16, "out_dtype": torch.float32},
+        {"lefts": ((rows, 7),), "rights": ((7, 3),), "dtype": BF16, "reduce_op": "sum"},
+        {"lefts": ((0, 7),), "rights": ((7, 3),)},
+        {"lefts": ((3, rows, 7),), "rights": ((7, 2),), "dim": 1, "bias": (2,)},
+        {"lefts": ((rows, 3, 7), (rows, 3, 4)), "rights": ((7, 2), (4, 2)), "dim": 0},
+        {"lefts": ((2, 3, 7),), "rights": ((7, rows),), "dim": -1},
+        {"lefts": ((3, rows, 7),), "rights": ((3, 7, 2),), "dim": 1, "bias": (2,)},
+        {"lefts": ((rows, 3, 7),), "rights": ((rows, 7, 2),), "dim": 0},
+        {"lefts": ((3, 7),), "rights": ((2, 7, rows),), "dim": 2},
+    ]
+    reduced = [
+        {"lefts": ((11, 7),), "rights": ((7, 3),), "bias": (3,)},
+        {"lefts": ((11, 7), (11, 2)), "rights": ((7, 3), (2, 3)), "reduce_op": "avg", "dtype": torch.float64},
+        {"lefts": ((3, 11, 7),), "rights": ((7, 2),), "dtype": BF16, "out_dtype": torch.float32},
+        {"lefts": ((3, 11, 7),), "rights": ((3, 7, 2),)},
+        {"lefts": ((0, 7),), "rights": ((7, 3),)},
+        {"lefts": ((1, 7),), "rights": ((7, 3),)},
+    ]
+    return [
+        *(ScatterCase(chunks=chunks, **fields) for fields in common),
+        *(ScatterCase(chunks=chunks, dim=None, **fields) for fields in reduced),
+    ]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_products_of_what_is_gathered(ranks, world_size: int, chunks: int) -> None:
+    cases = gather_cases(chunks) + sized_gather_cases(world_size, chunks)
+    assert ranks(world_size).run(check_all, cases) == [{}] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_reductions_of_products(ranks, world_size: int, chunks: int) -> None:
+    assert ranks(world_size).run(check_all, scatter_cases(world_size, chunks)) == [{}] * world_size

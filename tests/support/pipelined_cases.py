@@ -1,0 +1,168 @@
+"""Calls of the pipelined operators beside the plain sequence that each stands for, to be made on real ranks.
+
+A case is data: it travels to every rank, which draws its own operands from the case and its rank, runs both, and
+answers what differs. Operands are small whole numbers, so that sums come out the same in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from counterpoint.ir.pipelined import OPS
+from counterpoint.runtime.pipelined import operators  # noqa: F401
+
+C10D = torch.ops._c10d_functional
+WAIT = C10D.wait_tensor.default
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherCase:
+    """An all-gather and its products."""
+
+    shard: tuple[int, ...]
+    others: tuple[tuple[int, ...], ...]
+    dim: int = 0
+    left: bool = True
+    biases: tuple[tuple[int, ...] | None, ...] | None = None
+    dtype: torch.dtype = torch.float32
+    out_dtypes: tuple[torch.dtype, ...] | None = None
+    chunks: int = 1
+    keep: bool = False
+    transposed: bool = False
+    """The operands are views of their transposes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScatterCase:
+    """Products, their sum and its reduction; `dim` None for an all-reduce."""
+
+    lefts: tuple[tuple[int, ...], ...]
+    rights: tuple[tuple[int, ...], ...]
+    dim: int | None = 0
+    bias: tuple[int, ...] | None = None
+    reduce_op: str = "sum"
+    dtype: torch.dtype = torch.float32
+    out_dtype: torch.dtype | None = None
+    chunks: int = 1
+    transposed: bool = False
+
+
+@dataclass
+class Draw:
+    """Operands of one rank, the same each time they are drawn."""
+
+    dtype: torch.dtype
+    transposed: bool = False
+    device: str = "cpu"
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def __post_init__(self) -> None:
+        self.generator.manual_seed(77 + dist.get_rank())
+
+    def one(self, shape: Sequence[int]) -> Tensor:
+        """Whole numbers of one digit."""
+        if self.transposed:
+            return self.plain((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
+        return self.plain(shape)
+
+    def plain(self, shape: Sequence[int]) -> Tensor:
+        """The same in row-major order."""
+        return torch.randint(-3, 4, tuple(shape), generator=self.generator).to(self.device, self.dtype)
+
+    def maybe(self, shape: Sequence[int] | None) -> Tensor | None:
+        """None for no shape."""
+        return None if shape is None else self.plain(shape)
+
+
+def world() -> tuple[int, str]:
+    """Size and name of the group that cases run in."""
+    return dist.get_world_size(), dist.group.WORLD.group_name
+
+
+def gathered(tensor: Tensor, dim: int) -> Tensor:
+    """All ranks' tensors along a dim."""
+    ranks, group = world()
+    line = WAIT(C10D.all_gather_into_tensor.default(tensor.contiguous(), ranks, group))
+    return line if dim % tensor.dim() == 0 else torch.cat(line.chunk(ranks), dim)
+
+
+def scattered(total: Tensor, dim: int | None, reduce_op: str) -> Tensor:
+    """This rank's part of all ranks' sum; all of it for no dim."""
+    ranks, group = world()
+    if dim is None:
+        return WAIT(C10D.all_reduce.default(total, reduce_op, group))
+    line = total if dim % total.dim() == 0 else torch.cat(total.chunk(ranks, dim))
+    return WAIT(C10D.reduce_scatter_tensor.default(line.contiguous(), reduce_op, ranks, group))
+
+
+def run_gather(case: GatherCase, device: str = "cpu") -> tuple[list[Tensor], list[Tensor]]:
+    """The results of the plain sequence, and of the operator."""
+    draw = Draw(case.dtype, case.transposed, device)
+    shard, others = draw.one(case.shard), [draw.one(shape) for shape in case.others]
+    biases = [draw.maybe(shape) for shape in case.biases or [None] * len(others)]
+    dtypes = case.out_dtypes or (case.dtype,) * len(others)
+    whole = gathered(shard, case.dim)
+    expected = []
+    for other, bias, dtype in zip(others, biases, dtypes, strict=True):
+        product = torch.matmul(*((whole, other) if case.left else (other, whole)))
+        expected.append((product if bias is None else product + bias).to(dtype))
+    ranks, group = world()
+    found = OPS.all_gather_matmul.default(
+        shard, others, biases, list(dtypes), case.dim, case.left, case.chunks, ranks, group, case.keep
+    )
+    return [*expected, whole] if case.keep else expected, found
+
+
+def run_scatter(case: ScatterCase, device: str = "cpu") -> tuple[list[Tensor], list[Tensor]]:
+    """The same for a reduction of products."""
+    draw = Draw(case.dtype, case.transposed, device)
+    lefts, rights = [draw.one(shape) for shape in case.lefts], [draw.one(shape) for shape in case.rights]
+    bias = draw.maybe(case.bias)
+    total = sum(torch.matmul(left, right) for left, right in zip(lefts, rights, strict=True))
+    total = total if bias is None else total + bias
+    expected = scattered(total.to(case.out_dtype or case.dtype), case.dim, case.reduce_op)
+    ranks, group = world()
+    if case.dim is None:
+        found = OPS.matmul_all_reduce.default(lefts, rights, bias, case.reduce_op, case.chunks, group, case.out_dtype)
+    else:
+        found = OPS.matmul_reduce_scatter.default(
+            lefts, rights, bias, case.reduce_op, case.dim, case.chunks, ranks, group, case.out_dtype
+        )
+    return [expected], [found]
+
+
+def check(case: Any, device: str = "cpu") -> list[str]:
+    """What differs between the two on this rank."""
+    expected, found = run_gather(case, device) if isinstance(case, GatherCase) else run_scatter(case, device)
+    if len(expected) != len(found):
+        return [f"{len(found)} results instead of {len(expected)}"]
+    return [line for i, pair in enumerate(zip(expected, found, strict=True)) for line in differences(i, *pair)]
+
+
+def differences(index: int, expected: Tensor, found: Tensor) -> list[str]:
+    """In what the operator's result is not the plain one."""
+    lines = [
+        f"result {index}: {name} is {getattr(found, name)} instead of {getattr(expected, name)}"
+        for name in ("shape", "dtype", "device")
+        if getattr(found, name) != getattr(expected, name)
+    ]
+    if lines:
+        return lines
+    if found.stride() != expected.contiguous().stride():
+        lines.append(f"result {index}: strides are {found.stride()} instead of {expected.contiguous().stride()}")
+    if not torch.equal(found, expected):
+        worst = (found.double() - expected.double()).abs().max()
+        lines.append(f"result {index}: values differ by up to {worst}")
+    return lines
+
+
+def check_all(cases: Sequence[Any], device: str = "cpu") -> dict[str, list[str]]:
+    """The cases that differ on this rank, each with how."""
+    found = {repr(case): check(case, device) for case in cases}
+    return {case: lines for case, lines in found.items() if lines}
