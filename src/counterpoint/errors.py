@@ -93,6 +93,15 @@ class CompileError(CounterpointError):
     """The backend was asked for something it cannot compile, such as an unknown code generator."""
 
 
+class SharedMemoryError(CounterpointError):
+    """Ranks of one host could not share memory, or could not go on in it.
+
+    Before the first collective: the ranks are on several hosts, a compiler is missing, or one rank may not open the
+    memory of another. Later: a peer ended, did not come within the group's timeout, or called another collective. All
+    ranks of the group are told, and the group's shared memory cannot be used any more.
+    """
+
+
 class UnsupportedTorchError(CounterpointError):
     """The installed torch is older than the oldest supported version, or lacks something that this feature needs."""
 

@@ -21,6 +21,7 @@ from counterpoint._torch.graphs import (
     is_erased,
     place_of,
 )
+from counterpoint._torch.groups import group_timeout_s, process_group, process_group_ranks
 from counterpoint._torch.modules import (
     ReducerFacts,
     copy_dynamic_marks,
@@ -77,12 +78,12 @@ from counterpoint._torch.tracing import (
     functorch_boxed,
     graph_break_error,
     post_grad_backend,
-    process_group_ranks,
     quiet_compiler,
     remember_forward_lines,
 )
 from counterpoint._torch.versions import (
     OLDEST_TORCH,
+    compiler_cache_folder,
     require_supported_torch,
     torch_version,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "binding_path",
     "bring_back",
     "compiled_backward",
+    "compiler_cache_folder",
     "copy_dynamic_marks",
     "copy_graph",
     "copy_tensor_hooks",
@@ -126,6 +128,7 @@ __all__ = [
     "graph_break_error",
     "graph_size",
     "group_name",
+    "group_timeout_s",
     "has_post_accumulate_hooks",
     "has_registered_effect",
     "in_backward",
@@ -140,6 +143,7 @@ __all__ = [
     "overload_names",
     "place_of",
     "post_grad_backend",
+    "process_group",
     "process_group_ranks",
     "quiet_compiler",
     "real_object",

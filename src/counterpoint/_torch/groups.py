@@ -1,12 +1,38 @@
-"""Process groups by their names."""
+"""Live process groups: by name, and what they were made with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 # Named as text, because its parameter type is another one in each version.
 resolve_group: Callable[[str], dist.ProcessGroup] = getattr(c10d, "_resolve_process_group")  # noqa: B009
 """The group of a name; a RuntimeError, ValueError or KeyError where there is none."""
+
+
+def process_group(name: str) -> dist.ProcessGroup:
+    """The registered process group of a name; LookupError where none has it."""
+    try:
+        return resolve_group(name)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise LookupError(name) from error
+
+
+def process_group_ranks(name: str) -> tuple[int, ...]:
+    """The global ranks of a registered process group; LookupError where no group has the name."""
+    return tuple(dist.get_process_group_ranks(process_group(name)))
+
+
+def group_timeout_s(group: dist.ProcessGroup | None) -> float:
+    """After what time a collective of the group gives up; torch's default where its backend does not say."""
+    chosen: Any = group if group is not None else dist.group.WORLD
+    try:
+        timeout = chosen._get_backend(torch.device("cpu")).options._timeout
+    except (RuntimeError, AttributeError):
+        # Groups of accelerators have no backend for the CPU; some backends keep no options.
+        timeout = c10d.default_pg_timeout
+    return float(timeout.total_seconds())

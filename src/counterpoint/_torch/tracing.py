@@ -31,18 +31,6 @@ def forget_meshes() -> None:
         getattr(debug, name, lambda: None)()
 
 
-def process_group_ranks(name: str) -> tuple[int, ...]:
-    """The global ranks of a registered process group; LookupError where no group has the name."""
-    from torch.distributed import distributed_c10d
-
-    resolve: Callable[[str], Any] = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009  not in the stubs
-    try:
-        group = resolve(name)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise LookupError(name) from error
-    return tuple(torch.distributed.get_process_group_ranks(group))
-
-
 def functional_trace(function: Callable[..., Any], args: list[Any], *, symbolic: bool) -> GraphModule:
     """Trace a function of fake tensors into a graph without in-place operators.
 

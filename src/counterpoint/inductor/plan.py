@@ -22,6 +22,7 @@ from counterpoint.inductor.request import Request
 from counterpoint.options import CompileOptions
 from counterpoint.passes.contract import provided_by
 from counterpoint.passes.pipeline import Pipeline
+from counterpoint.runtime import shared_memory  # noqa: F401  registers operators that passes emit
 from counterpoint.runtime.measure import LINKS
 from counterpoint.runtime.pipelined import operators  # noqa: F401  what passes emit can be run
 

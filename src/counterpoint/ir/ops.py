@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from counterpoint._torch import Formal, OpOverload, formals, register_operators
 from counterpoint.errors import GraphError
+from counterpoint.ir import shared_memory  # noqa: F401  registers operators of the table
 
 
 class Kind(Enum):
@@ -95,6 +96,10 @@ def _symm(name: str, kind: Kind, **fields: Any) -> OpSpec:
 
 def _pipelined(name: str, kind: Kind, **fields: Any) -> OpSpec:
     return OpSpec(name=f"counterpoint::{name}", kind=kind, waits=False, **fields)
+
+
+def _shared(name: str, kind: Kind, **fields: Any) -> OpSpec:
+    return OpSpec(name=f"counterpoint::shm_{name}", kind=kind, **({"waits": False} | fields))
 
 
 _MANY: dict[str, Any] = {"coalesced": True, "payload": ("inputs",)}
@@ -229,6 +234,20 @@ _ROWS: tuple[OpSpec, ...] = (
     _symm("nvshmem_get", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
     _symm("nccl_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
     _symm("nccl_get", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
+    # Memory shared by the ranks of a host (ir/shared_memory.py). The first of each form chooses the algorithm itself.
+    _shared("all_reduce", Kind.ALL_REDUCE, **_REDUCES),
+    _shared("all_reduce_", Kind.ALL_REDUCE, **_REDUCES, **_OVER_INPUT),
+    _shared("all_reduce_out", Kind.ALL_REDUCE, **_REDUCES, **_INTO_OUT),
+    _shared("one_shot_all_reduce", Kind.ALL_REDUCE, **_REDUCES),
+    _shared("one_shot_all_reduce_", Kind.ALL_REDUCE, **_REDUCES, **_OVER_INPUT),
+    _shared("one_shot_all_reduce_out", Kind.ALL_REDUCE, **_REDUCES, **_INTO_OUT),
+    _shared("two_shot_all_reduce", Kind.ALL_REDUCE, **_REDUCES),
+    _shared("two_shot_all_reduce_", Kind.ALL_REDUCE, **_REDUCES, **_OVER_INPUT),
+    _shared("two_shot_all_reduce_out", Kind.ALL_REDUCE, **_REDUCES, **_INTO_OUT),
+    _shared("all_gather", Kind.ALL_GATHER, **_SIZED),
+    _shared("all_gather_out", Kind.ALL_GATHER, **_SIZED, **_INTO_OUT),
+    _shared("reduce_scatter", Kind.REDUCE_SCATTER, **_REDUCES, **_SIZED),
+    _shared("reduce_scatter_out", Kind.REDUCE_SCATTER, **_REDUCES, **_SIZED, **_INTO_OUT),
 )
 
 TABLE: Mapping[str, OpSpec] = MappingProxyType({row.name: row for row in _ROWS})

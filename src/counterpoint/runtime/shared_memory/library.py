@@ -1,0 +1,115 @@
+"""The kernels as Python functions, and the numbers by which they know element types and reductions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from counterpoint.runtime.shared_memory.build import built_library
+
+ABI = 1
+
+# In the order of the enumerations in reduce.h.
+TYPES: Mapping[torch.dtype, int] = MappingProxyType(
+    {
+        dtype: number
+        for number, dtype in enumerate(
+            (
+                torch.float32,
+                torch.float64,
+                torch.bfloat16,
+                torch.float16,
+                torch.int8,
+                torch.int16,
+                torch.int32,
+                torch.int64,
+                torch.uint8,
+                torch.bool,
+            )
+        )
+    }
+)
+OPERATIONS: Mapping[str, int] = MappingProxyType(
+    {name: number for number, name in enumerate(("sum", "avg", "product", "min", "max", "band", "bor", "bxor"))}
+)
+KINDS = ("", "one-shot all-reduce", "two-shot all-reduce", "all-gather", "reduce-scatter")
+
+
+class Fault(ctypes.Structure):
+    """What ended the work of a group; see segment.h."""
+
+    _fields_ = (
+        ("failure", ctypes.c_int32),
+        ("noticed_by", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("theirs", ctypes.c_uint64),
+    )
+
+
+Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
+
+_POINTER, _SIZE, _INT, _STEP = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint32
+_SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = MappingProxyType(
+    {
+        "cp_abi": (_INT, ()),
+        "cp_context_bytes": (_SIZE, ()),
+        "cp_control_bytes": (_SIZE, (_INT,)),
+        "cp_segment_bytes": (_SIZE, (_INT, _SIZE)),
+        "cp_join": (
+            _INT,
+            (
+                _POINTER,
+                _POINTER,
+                _INT,
+                _INT,
+                _SIZE,
+                ctypes.c_int64,
+                ctypes.c_int64,
+                ctypes.POINTER(ctypes.c_int),
+                Interrupted,
+            ),
+        ),
+        "cp_fault": (None, (_POINTER, ctypes.POINTER(Fault))),
+        "cp_combine": (_INT, (_POINTER, ctypes.POINTER(ctypes.c_void_p), _INT, _SIZE, _INT, _INT)),
+        "cp_one_shot": (_INT, (_POINTER, _POINTER, _POINTER, _SIZE, _INT, _INT)),
+        "cp_two_shot": (_INT, (_POINTER, _POINTER, _POINTER, _SIZE, _INT, _INT)),
+        "cp_all_gather": (_INT, (_POINTER, _POINTER, _POINTER, _SIZE)),
+        "cp_reduce_scatter": (_INT, (_POINTER, _POINTER, _POINTER, _SIZE, _INT, _INT)),
+        "cp_wait_returned": (_INT, (_POINTER, _STEP)),
+        "cp_wait_lent": (_INT, (_POINTER, _INT, _STEP)),
+        "cp_lend": (None, (_POINTER, _STEP)),
+        "cp_return": (None, (_POINTER, _STEP)),
+    }
+)
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at a path, its functions typed."""
+    library = ctypes.CDLL(str(path))
+    for name, (returned, taken) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = returned, taken
+    return library
+
+
+@cache
+def kernels() -> ctypes.CDLL:
+    """The kernels of this process, built at the first call; SharedMemoryError where they cannot be."""
+    return load(built_library())
+
+
+def supports(dtype: torch.dtype, reduce_op: str) -> bool:
+    """Whether the kernels have this reduction of this type: those that `torch.distributed` has, and 16-bit integers.
+
+    Averages are for floating point, bitwise operations for integers and truth values.
+    """
+    if dtype not in TYPES or reduce_op not in OPERATIONS:
+        return False
+    if reduce_op == "avg":
+        return dtype.is_floating_point
+    return not (reduce_op in ("band", "bor", "bxor") and dtype.is_floating_point)
