@@ -81,14 +81,18 @@ def scatter_cases(ranks: int, chunks: int) -> list[Any]:
     ]
 
 
+WAYS = [("plain", 1), ("messages", 1), ("messages", 3), ("shared_memory", 1)]
+"""Lowerings with numbers of chunks."""
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_products_of_what_is_gathered(ranks, world_size: int, chunks: int) -> None:
+@pytest.mark.parametrize(("lowering", "chunks"), WAYS)
+def test_products_of_what_is_gathered(ranks, world_size: int, lowering: str, chunks: int) -> None:
     cases = gather_cases(chunks) + sized_gather_cases(world_size, chunks)
-    assert ranks(world_size).run(check_all, cases) == [{}] * world_size
+    assert ranks(world_size).run(check_all, cases, lowering) == [{}] * world_size
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_reductions_of_products(ranks, world_size: int, chunks: int) -> None:
-    assert ranks(world_size).run(check_all, scatter_cases(world_size, chunks)) == [{}] * world_size
+@pytest.mark.parametrize(("lowering", "chunks"), WAYS)
+def test_reductions_of_products(ranks, world_size: int, lowering: str, chunks: int) -> None:
+    assert ranks(world_size).run(check_all, scatter_cases(world_size, chunks), lowering) == [{}] * world_size

@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from counterpoint.cost.capabilities import Capabilities, Capability, absent
 from counterpoint.ir.pipelined import OPS
 from counterpoint.runtime.pipelined import operators  # noqa: F401
+from counterpoint.runtime.probe import PROBES
 
 C10D = torch.ops._c10d_functional
 WAIT = C10D.wait_tensor.default
@@ -162,7 +164,16 @@ def differences(index: int, expected: Tensor, found: Tensor) -> list[str]:
     return lines
 
 
-def check_all(cases: Sequence[Any], device: str = "cpu") -> dict[str, list[str]]:
+def settle(lowering: str, device: str = "cpu") -> None:
+    """Let the world's calls be run in one way: only the capability that it needs is there."""
+    given = {name: absent("not in this test") for name in ("messages", "shared_memory", "symmetric_memory")}
+    if lowering != "plain":
+        given[lowering] = Capability(True, "asked for by the test")
+    PROBES.settle(dist.group.WORLD, torch.device(device), Capabilities(**given))
+
+
+def check_all(cases: Sequence[Any], lowering: str, device: str = "cpu") -> dict[str, list[str]]:
     """The cases that differ on this rank, each with how."""
+    settle(lowering, device)
     found = {repr(case): check(case, device) for case in cases}
     return {case: lines for case, lines in found.items() if lines}

@@ -21,7 +21,7 @@ from counterpoint._torch.graphs import (
     is_erased,
     place_of,
 )
-from counterpoint._torch.groups import group_timeout_s, process_group, process_group_ranks
+from counterpoint._torch.groups import backend_name, group_timeout_s, process_group, process_group_ranks
 from counterpoint._torch.modules import (
     ReducerFacts,
     copy_dynamic_marks,
@@ -52,12 +52,6 @@ from counterpoint._torch.operators import (
     operator_name,
     overload_names,
     register_operators,
-)
-from counterpoint._torch.python_groups import (
-    implementations,
-    modules_that_initialise,
-    python_backend,
-    register_work,
 )
 from counterpoint._torch.symbols import (
     SymbolFacts,
@@ -110,6 +104,7 @@ __all__ = [
     "aot_backend",
     "as_if_compiling",
     "assume_fact",
+    "backend_name",
     "binding_keys",
     "binding_path",
     "bring_back",
@@ -137,7 +132,6 @@ __all__ = [
     "group_timeout_s",
     "has_post_accumulate_hooks",
     "has_registered_effect",
-    "implementations",
     "in_backward",
     "is_constant_sized",
     "is_erased",
@@ -145,7 +139,6 @@ __all__ = [
     "joined_mesh",
     "known_facts",
     "local_part",
-    "modules_that_initialise",
     "new_symbol",
     "operator_name",
     "overload_names",
@@ -153,12 +146,10 @@ __all__ = [
     "post_grad_backend",
     "process_group",
     "process_group_ranks",
-    "python_backend",
     "quiet_compiler",
     "real_object",
     "reducer_facts",
     "register_operators",
-    "register_work",
     "remember_forward_lines",
     "require_supported_torch",
     "size_hint",

@@ -1,4 +1,4 @@
-"""Live process groups: by name, and what they were made with."""
+"""Live process groups: by name, what they were made with, and what serves them."""
 
 from __future__ import annotations
 
@@ -36,3 +36,12 @@ def group_timeout_s(group: dist.ProcessGroup | None) -> float:
         # Groups of accelerators have no backend for the CPU; some backends keep no options.
         timeout = c10d.default_pg_timeout
     return float(timeout.total_seconds())
+
+
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str | None:
+    """The backend that serves a group's tensors on a device, in lower case; None where none does."""
+    try:
+        name: str = group._get_backend(device).name()
+    except (RuntimeError, NotImplementedError):
+        return None
+    return name.lower()

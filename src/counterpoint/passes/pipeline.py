@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
-from counterpoint.cost.model import CostModel
 from counterpoint.errors import CounterpointError, PassError
 from counterpoint.ir import ops
 from counterpoint.ir.edit import GraphEditor
@@ -87,7 +86,7 @@ def run_pipeline(
     name: str = "graph",
     given: Iterable[str] = (),
     topology: Any = None,
-    cost_model: CostModel | None = None,
+    cost_model: Any = None,
 ) -> PipelineReport:
     """Run the passes on the graph module, in place, and account for every collective in it.
 
@@ -122,7 +121,7 @@ class _Run:
     groups: GroupTable
     name: str
     topology: Any
-    cost_model: CostModel | None
+    cost_model: Any
     standing: frozenset[str]
     """Facts provided so far."""
     permitted: frozenset[str] = field(default=frozenset(), init=False)

@@ -5,7 +5,7 @@ import torch
 
 from counterpoint._torch import OpOverload, formals
 from counterpoint.errors import GraphError
-from counterpoint.ir import ops
+from counterpoint.ir import ops, pipelined, shared_memory  # noqa: F401  the last two register operators
 from counterpoint.ir.build import GraphBuilder
 from counterpoint.ir.ops import Form, Kind
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from counterpoint.ir.pipelined import check_reduce_op
 from counterpoint.ir.products import check_lists, from_end, scattered_shape
-from counterpoint.runtime.pipelined import plain
+from counterpoint.runtime.pipelined import run
 from counterpoint.runtime.pipelined.gathers import Factor, Gather, ScaledFactor
+from counterpoint.runtime.pipelined.groups import sized_group
 from counterpoint.runtime.pipelined.scatters import Partial, Scales
 
 
@@ -41,7 +42,7 @@ def _all_gather_matmul(
         keep=keep_gathered,
         chunks=chunks,
     )
-    return plain.gather_matmul(gather, group_name)
+    return run.gather_matmul(gather, sized_group("all_gather_matmul", group_name, group_size), "all_gather_matmul")
 
 
 def _all_gather_scaled_matmul(
@@ -81,7 +82,8 @@ def _all_gather_scaled_matmul(
         chunks=chunks,
         shard_scale=shard_scale,
     )
-    return plain.gather_matmul(gather, group_name)
+    operator = "all_gather_scaled_matmul"
+    return run.gather_matmul(gather, sized_group(operator, group_name, group_size), operator)
 
 
 def _scattered(
@@ -90,7 +92,7 @@ def _scattered(
     check_reduce_op(operator, reduce_op)
     scattered_shape(partial.shape, scatter_dim, group_size)
     dim = from_end(scatter_dim, len(partial.shape))
-    return plain.matmul_scatter(partial, dim, reduce_op, group_size, group_name)
+    return run.matmul_scatter(partial, dim, reduce_op, chunks, sized_group(operator, group_name, group_size), operator)
 
 
 def _matmul_reduce_scatter(
@@ -143,7 +145,7 @@ def _matmul_all_reduce(
     check_lists("matmul_all_reduce", len(lefts), rights=rights)
     check_reduce_op("matmul_all_reduce", reduce_op)
     partial = Partial(lefts=tuple(lefts), rights=tuple(rights), bias=bias, out_dtype=out_dtype)
-    return plain.matmul_all_reduce(partial, reduce_op, group_name)
+    return run.matmul_all_reduce(partial, reduce_op, chunks, sized_group("matmul_all_reduce", group_name))
 
 
 def _register(name: str, kernel: Callable[..., Any]) -> None:

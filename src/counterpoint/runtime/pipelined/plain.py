@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from counterpoint.runtime.pipelined.failures import failing_as
 from counterpoint.runtime.pipelined.gathers import Gather, Products
 from counterpoint.runtime.pipelined.scatters import Partial
 
@@ -12,15 +14,16 @@ _C10D = torch.ops._c10d_functional
 _WAIT = _C10D.wait_tensor.default
 
 
-def gather_tensor(tensor: Tensor, dim: int, ranks: int, group: str) -> Tensor:
+def gather_tensor(tensor: Tensor, dim: int, ranks: int, group: dist.ProcessGroup) -> Tensor:
     """All ranks' tensors, one behind the other along a dim, contiguous."""
-    line: Tensor = _WAIT(_C10D.all_gather_into_tensor.default(tensor.contiguous(), ranks, group))
+    with failing_as("all_gather", group):
+        line: Tensor = _WAIT(_C10D.all_gather_into_tensor.default(tensor.contiguous(), ranks, group.group_name))
     if dim % tensor.dim() == 0:
         return line
     return torch.cat(line.tensor_split(ranks), dim)
 
 
-def gather_matmul(gather: Gather, group: str) -> list[Tensor]:
+def gather_matmul(gather: Gather, group: dist.ProcessGroup) -> list[Tensor]:
     """The products, and the gathered operand where it is kept."""
     gathered = gather_tensor(gather.shard, gather.dim, gather.ranks, group)
     scale = gather.shard_scale
@@ -31,16 +34,19 @@ def gather_matmul(gather: Gather, group: str) -> list[Tensor]:
     return [*products.results, gathered] if gather.keep else products.results
 
 
-def matmul_scatter(partial: Partial, dim: int, reduce_op: str, ranks: int, group: str) -> Tensor:
+def matmul_scatter(partial: Partial, dim: int, reduce_op: str, ranks: int, group: dist.ProcessGroup) -> Tensor:
     """This rank's part of the reduced sum."""
     total = partial.all()
     if dim % total.dim():
         total = torch.cat(total.tensor_split(ranks, dim))
-    result: Tensor = _WAIT(_C10D.reduce_scatter_tensor.default(total, reduce_op, ranks, group))
+    with failing_as("reduce_scatter", group):
+        result: Tensor = _WAIT(_C10D.reduce_scatter_tensor.default(total, reduce_op, ranks, group.group_name))
     return result
 
 
-def matmul_all_reduce(partial: Partial, reduce_op: str, group: str) -> Tensor:
+def matmul_all_reduce(partial: Partial, reduce_op: str, group: dist.ProcessGroup) -> Tensor:
     """The reduced sum."""
-    result: Tensor = _WAIT(_C10D.all_reduce.default(partial.all(), reduce_op, group))
+    total = partial.all()
+    with failing_as("all_reduce", group):
+        result: Tensor = _WAIT(_C10D.all_reduce.default(total, reduce_op, group.group_name))
     return result

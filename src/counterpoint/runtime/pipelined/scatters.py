@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,22 +46,35 @@ class Partial:
         """Of the sum, as it travels."""
         return self.out_dtype or self.lefts[0].dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed."""
+        return self.lefts[0].device
+
+    def room(self, part: tuple[int, int] | None = None) -> Tensor:
+        """Room for the sum, or for a part of it, a length along a dim."""
+        shape = self.shape
+        if part is not None:
+            shape[part[0]] = part[1]
+        return self.lefts[0].new_empty(shape, dtype=self.dtype)
+
     def all(self) -> Tensor:
         """The whole sum."""
-        out = self.lefts[0].new_empty(self.shape, dtype=self.dtype)
-        return self._into(out, self)
+        return self._into(self.room(), self)
 
     def part(self, dim: int, start: int, length: int) -> Tensor:
         """A part of the sum along a dim that is counted from the end."""
-        return self.part_into(None, dim, start, length)
+        return self.part_into(self.room((dim, length)), dim, start, length)
 
-    def part_into(self, out: Tensor | None, dim: int, start: int, length: int) -> Tensor:
+    def part_into(self, out: Tensor, dim: int, start: int, length: int) -> Tensor:
         """The same, written into a given buffer."""
-        if out is None:
-            shape = self.shape
-            shape[dim] = length
-            out = self.lefts[0].new_empty(shape, dtype=self.dtype)
         return self._into(out, self.narrowed(dim, start, length))
+
+    def as_rows(self) -> Partial:
+        """The same sum with all leading dims as rows, where the operands allow it."""
+        if any(right.dim() != 2 for right in self.rights) or (self.bias is not None and self.bias.dim() > 1):
+            return self
+        return replace(self, lefts=tuple(left.reshape(-1, left.shape[-1]) for left in self.lefts))
 
     def narrowed(self, dim: int, start: int, length: int) -> Partial:
         """The operands of a part: rows belong to the left ones, columns to the right ones, leading dims to both."""

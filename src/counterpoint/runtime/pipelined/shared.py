@@ -1,0 +1,68 @@
+"""On one host: operands are multiplied where their ranks have put them, and sums are added from where they were made.
+
+Nothing travels. A rank copies its shard into memory that the others see, once, and multiplies its own while they do
+the same; a part of a reduction is computed into memory from which the rank that it belongs to adds it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from counterpoint.runtime.pipelined.arithmetic import accumulation_dtype
+from counterpoint.runtime.pipelined.gathers import Gather, Products
+from counterpoint.runtime.pipelined.scatters import Partial
+from counterpoint.runtime.shared_memory import Workspace, supports
+
+
+def gather_matmul(gather: Gather, workspace: Workspace) -> list[Tensor]:
+    """The products, and the gathered operand where it is kept."""
+    shard, dim, extent = gather.shard, gather.dim, gather.extent
+    gathered = gather.gathered() if gather.keep else None
+    products = Products(gather, _gathered_scale(gather, workspace))
+    with workspace.borrow(shard.shape, shard.dtype) as loan:
+        loan.mine.copy_(shard)
+        loan.publish()
+        for rank in (workspace.rank, *loan.others()):
+            piece = loan.of(rank)
+            products.add(piece, rank * extent)
+            if gathered is not None:
+                gathered.narrow(dim, rank * extent, extent).copy_(piece)
+    results = products.finish()
+    return results if gathered is None else [*results, gathered]
+
+
+def _gathered_scale(gather: Gather, workspace: Workspace) -> Tensor | None:
+    scale = gather.shard_scale
+    if scale is None or not gather.scale_travels:
+        return scale
+    line = workspace.all_gather(scale)
+    return line.reshape(workspace.size, *scale.shape).movedim(0, gather.dim - 1).flatten(gather.dim - 1, gather.dim)
+
+
+def matmul_scatter(partial: Partial, dim: int, reduce_op: str, workspace: Workspace) -> Tensor:
+    """This rank's part of the reduced sum."""
+    rank, ranks = workspace.rank, workspace.size
+    extent = partial.shape[dim] // ranks
+    own = partial.room((dim, extent))
+    with workspace.borrow((ranks - 1, *own.shape), own.dtype, parts=ranks - 1) as loan:
+        for distance in range(1, ranks):
+            owner = (rank + distance) % ranks
+            partial.part_into(loan.mine[distance - 1], dim, owner * extent, extent)
+            loan.publish()
+        partial.part_into(own, dim, rank * extent, extent)
+        total = own if ranks == 2 else own.to(accumulation_dtype(own.dtype))
+        for distance in range(1, ranks):
+            peer = (rank - distance) % ranks
+            total.add_(loan.of(peer, distance - 1)[distance - 1])
+    return (total.div_(ranks) if reduce_op == "avg" else total).to(own.dtype)
+
+
+def matmul_all_reduce(partial: Partial, reduce_op: str, workspace: Workspace) -> Tensor:
+    """The reduced sum: its kernel leaves nothing to hide, since the memory's bandwidth is all that it takes."""
+    total = partial.all()
+    return workspace.all_reduce(total, reduce_op, out=total)
+
+
+def can_reduce(partial: Partial, reduce_op: str) -> bool:
+    """Whether the kernels know the element type."""
+    return supports(partial.dtype, reduce_op)

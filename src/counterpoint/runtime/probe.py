@@ -1,0 +1,92 @@
+"""What the ranks of a group can do with each other, found out by trying, each thing by itself.
+
+capabilities = PROBES.of(group, torch.device("cpu"))     # a collective call the first time; then a lookup
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+import torch.distributed as dist
+
+from counterpoint._torch import backend_name
+from counterpoint.cost.capabilities import Capabilities, Capability, absent
+from counterpoint.runtime import shared_memory
+from counterpoint.runtime.symmetric_memory import probe_symmetric_memory
+
+_MESSAGES_BY: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "gloo": frozenset({"cpu"}),
+        "mpi": frozenset({"cpu"}),
+        "nccl": frozenset({"cuda"}),
+        "xccl": frozenset({"xpu"}),
+        "hccl": frozenset({"npu", "hpu"}),
+    }
+)
+"""Backends whose messages travel by themselves, and from which memory (torch's table of backends)."""
+
+
+def probe_messages(group: dist.ProcessGroup, device: torch.device) -> Capability:
+    """Whether messages between ranks travel while the caller computes."""
+    name = backend_name(group, device)
+    if name is None:
+        return absent(f"the group has no backend for {device.type}")
+    if device.type not in _MESSAGES_BY.get(name, frozenset()):
+        return absent(f"backend {name} is not known to send messages from {device.type} in the background")
+    return Capability(True, f"backend {name} sends messages from {device.type} in the background")
+
+
+def probe_shared_memory(group: dist.ProcessGroup, device: torch.device) -> Capability:
+    """Whether ranks can read each other's memory on the CPU. A collective call of the group."""
+    if device.type != "cpu":
+        return absent(f"shared memory between processes is for the CPU, not for {device.type}")
+    if backend_name(group, device) in (None, "fake"):
+        return absent("the group only pretends to communicate")
+    found = shared_memory.probe(group)
+    return Capability(found.available, found.reason)
+
+
+def probe(group: dist.ProcessGroup, device: torch.device) -> Capabilities:
+    """Look at everything. A collective call of the group."""
+    return Capabilities(
+        messages=probe_messages(group, device),
+        shared_memory=probe_shared_memory(group, device),
+        symmetric_memory=probe_symmetric_memory(group, device),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    group: weakref.ref[dist.ProcessGroup]
+    capabilities: Capabilities
+
+
+class Probes:
+    """What was found for the groups of this process."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], _Found] = {}
+        self._lock = threading.RLock()
+
+    def of(self, group: dist.ProcessGroup, device: torch.device) -> Capabilities:
+        """The capabilities of a group for tensors on a device. The first call for a group is a collective one."""
+        with self._lock:
+            found = self._found.get((group.group_name, device.type))
+            if found is not None and found.group() is group:
+                return found.capabilities
+            return self.settle(group, device, probe(group, device))
+
+    def settle(self, group: dist.ProcessGroup, device: torch.device, capabilities: Capabilities) -> Capabilities:
+        """Use these from now on, on every rank of the group alike: for who knows better, and for comparisons."""
+        with self._lock:
+            self._found[group.group_name, device.type] = _Found(weakref.ref(group), capabilities)
+        return capabilities
+
+
+PROBES = Probes()
+"""What the operators decide by."""

@@ -1,1 +1,0 @@
-"""Playing a step on paper: a discrete-event simulator, lower bounds, and launch orders that can deadlock."""
