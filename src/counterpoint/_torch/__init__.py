@@ -53,6 +53,12 @@ from counterpoint._torch.operators import (
     overload_names,
     register_operators,
 )
+from counterpoint._torch.python_groups import (
+    implementations,
+    modules_that_initialise,
+    python_backend,
+    register_work,
+)
 from counterpoint._torch.symbols import (
     SymbolFacts,
     assume_fact,
@@ -132,6 +138,7 @@ __all__ = [
     "group_timeout_s",
     "has_post_accumulate_hooks",
     "has_registered_effect",
+    "implementations",
     "in_backward",
     "is_constant_sized",
     "is_erased",
@@ -139,6 +146,7 @@ __all__ = [
     "joined_mesh",
     "known_facts",
     "local_part",
+    "modules_that_initialise",
     "new_symbol",
     "operator_name",
     "overload_names",
@@ -146,10 +154,12 @@ __all__ = [
     "post_grad_backend",
     "process_group",
     "process_group_ranks",
+    "python_backend",
     "quiet_compiler",
     "real_object",
     "reducer_facts",
     "register_operators",
+    "register_work",
     "remember_forward_lines",
     "require_supported_torch",
     "size_hint",

@@ -36,7 +36,7 @@ def _list_passes(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@compile_flags("passes", "verify", "bitwise", "on_error")
+@compile_flags("passes", "verify", "bitwise", "on_error", "topology", "cost_table")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Save the graphs there.")
 @click.option("--json", "as_json", is_flag=True, help="Write the reports as JSON, and nothing else.")
 @click.option("--graph/--no-graph", "with_graph", default=True, help="Write the graphs as well.  [default: graph]")
@@ -82,11 +82,13 @@ def optimise(
     graphs: Sequence[CapturedGraph], options: CompileOptions, registry: Registry | None = None
 ) -> list[PipelineReport]:
     """Run the pipeline that the options ask for on captured graphs, in place."""
+    from counterpoint.cost.model import CostModel
     from counterpoint.ir.groups import GroupTable
     from counterpoint.passes.pipeline import Pipeline, run_pipeline
     from counterpoint.passes.registry import REGISTRY
 
     pipeline = Pipeline.of(options, registry or REGISTRY)
+    model = CostModel.of(options)
     roles = Counter(captured.role for captured in graphs)
     return [
         run_pipeline(
@@ -94,6 +96,7 @@ def optimise(
             pipeline,
             options=options,
             groups=GroupTable(captured.groups),
+            cost_model=model,
             name=captured.role if roles[captured.role] == 1 else f"{captured.name}/{captured.role}",
         )
         for captured in graphs

@@ -56,7 +56,13 @@ def run_guarded(graph: Graph, plan: Plan, groups: GroupTable, run: PassRun) -> N
     saved = SavedGraph(gm) if plan.pipeline.passes else None
     try:
         report = run_pipeline(
-            gm, plan.pipeline, options=plan.options, groups=groups, name=run.next_name(), topology=plan.links
+            gm,
+            plan.pipeline,
+            options=plan.options,
+            groups=groups,
+            name=run.next_name(),
+            topology=plan.cost_model.links,
+            cost_model=plan.cost_model,
         )
     except Exception as error:
         if isinstance(error, USER_ERRORS) or plan.options.on_error == "raise":

@@ -14,7 +14,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
-from counterpoint.cost.table import LinkTable
+from counterpoint.cost.model import CostModel
 from counterpoint.errors import CompileError
 from counterpoint.inductor.fences import fence_patches, torch_passes_on
 from counterpoint.inductor.fingerprint import fingerprint, foreign_sources_hash
@@ -43,8 +43,8 @@ class Plan:
     """Identifies our part of the compile in a cache key; None where a pass has no source file to identify it by."""
     in_force: Mapping[str, str]
     """For the records."""
-    links: LinkTable
-    """The links that were measured before this compile; the same on all ranks."""
+    cost_model: CostModel
+    """What things take, with the links that were measured before this compile; the same on all ranks."""
     notes: tuple[str, ...] = ()
     """Where what is in force is not what was asked for."""
 
@@ -69,13 +69,15 @@ def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
     for note in notes:
         LOGGER.warning("%s", note)
     links = LINKS.table
+    cost_model = CostModel.of(request.options, links, fuses=codegen == "inductor")
     foreign = foreign_sources_hash({type(item) for item in pipeline.passes})
-    identity = None if foreign is None else fingerprint(request.options.text(), pipeline.text, foreign, links.text)
+    identity = None if foreign is None else fingerprint(request.options.text(), pipeline.text, foreign, cost_model.text)
     in_force = {
         "codegen": codegen,
         "passes": pipeline.text,
         "options": "; ".join(str(setting) for setting in request.effective.settings),
         "links": links.text,
+        "topology": cost_model.topology.text if cost_model.topology is not None else "",
         "fences": ", ".join(f"{key}={value!r}" for key, value in fences.items()),
         "inductor settings": ", ".join(f"{k}={v!r}" for k, v in request.torch_settings.items()),
         "torch passes on": ", ".join(torch_passes_on(patches)) if codegen == "inductor" else "",
@@ -88,7 +90,7 @@ def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
         patches=patches,
         identity=identity,
         in_force=in_force,
-        links=links,
+        cost_model=cost_model,
         notes=notes,
     )
 

@@ -36,6 +36,12 @@ class CompileOptions:
     bandwidth_gbps: float | None = option(
         None, help="what a rank can send, to size buckets by; otherwise likewise", unit="Gbit/s", minimum=0.001
     )
+    topology: str | None = option(
+        None, help="the cluster that costs are reckoned for: a preset such as h200x8-ib400, or the path of a TOML file"
+    )
+    cost_table: str | None = option(
+        None, help="a file of measured times, written by counterpoint calibrate; they go before every formula"
+    )
 
     def __post_init__(self) -> None:
         fields.normalise(self, "CompileOptions")

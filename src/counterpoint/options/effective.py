@@ -13,6 +13,7 @@ from counterpoint.errors import OptionError
 from counterpoint.options import fields
 from counterpoint.options.compile_options import CompileOptions
 from counterpoint.options.text import value_from_text, value_text
+from counterpoint.options.toml_text import NoTomlReader, parse_toml
 
 LOGGER = logging.getLogger("counterpoint")
 PREFIX = "COUNTERPOINT_"
@@ -116,18 +117,10 @@ def _read_table(path: Path) -> Mapping[str, Any]:
     if "counterpoint" not in written:
         return {}
     try:
-        import tomllib as toml
-    except ImportError:
-        # Python 3.10 has no reader of its own.
-        try:
-            import tomli as toml  # type: ignore[no-redef, import-not-found, unused-ignore]
-        except ImportError:
-            LOGGER.warning("the options of %s are skipped: on Python 3.10 reading them needs the package tomli", path)
-            return {}
-    try:
-        table = toml.loads(written).get("tool", {}).get("counterpoint", {})
-    except toml.TOMLDecodeError as error:
-        raise OptionError(f"the file is not valid TOML: {error}", where=str(path), next_step="repair it") from error
+        table = parse_toml(written, str(path)).get("tool", {}).get("counterpoint", {})
+    except NoTomlReader as error:
+        LOGGER.warning("the options of %s are skipped: %s", path, error.what)
+        return {}
     if not isinstance(table, dict):
         raise OptionError("tool.counterpoint is not a table", where=str(path), next_step="write [tool.counterpoint]")
     return table

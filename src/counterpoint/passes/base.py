@@ -17,6 +17,7 @@ from counterpoint.options import CompileOptions, fields
 from counterpoint.passes.contract import Contract
 
 if TYPE_CHECKING:
+    from counterpoint.cost.model import CostModel
     from counterpoint.ir.edit import GraphEditor
     from counterpoint.passes.book import PassPage
 
@@ -39,7 +40,9 @@ class PassContext:
     ledger: PassPage
     """Where the pass writes what became of each collective."""
     topology: Any = None
-    cost_model: Any = None
+    """What is known of the links; a `LinkTable`."""
+    cost_model: CostModel | None = None
+    """What things take, the same on all ranks; None where nobody has said anything of the cluster."""
 
     @property
     def graph(self) -> Graph:

@@ -13,19 +13,12 @@ from counterpoint.errors import GraphError, PassError
 from counterpoint.ir import effects, ops
 from counterpoint.ir.collective import Collective, read_collective
 from counterpoint.ir.groups import GroupTable
+from counterpoint.ir.provenance import ORIGIN, module_of, source_of
+from counterpoint.ir.provenance import origins_of as origins_of
 from counterpoint.ir.reason import REASONS, Refusal
 from counterpoint.passes.ledger import Entry, Facts, Ledger, Verdict, VerdictKind
-from counterpoint.passes.provenance import module_of, source_of
-
-ORIGIN = "counterpoint_origin"
-"""Key of a node's metadata under which the origins that it carries stand."""
 
 Mark = Mapping[str, tuple[Verdict, ...]]
-
-
-def origins_of(node: Node) -> tuple[str, ...]:
-    """The collectives of the input graph that a node does the work of."""
-    return tuple(node.meta.get(ORIGIN, ()))
 
 
 def carrying(*replaced: Node) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from counterpoint.cost.compute import Processor, elapsed_us, processor_of
 from counterpoint.cost.link import Link, traffic_bytes
+from counterpoint.cost.model import CostModel
 from counterpoint.cost.table import LinkTable, typical
 from counterpoint.ir.ops import Kind
 from counterpoint.ir.view import GraphView
@@ -70,9 +72,13 @@ class Terms:
     """All compute of the graph."""
     packs: bool = True
     """Whether sharing a bucket copies the payload."""
+    told: Callable[[float], float] | None = None
+    """What a collective of so many bytes takes, where more is known than the link."""
 
     def call_us(self, nbytes: float) -> float:
         """One collective."""
+        if self.told is not None:
+            return self.told(nbytes)
         return self.link.call_us(traffic_bytes(self.kind, nbytes, self.ranks))
 
     def pack_us(self, nbytes: float) -> float:
@@ -157,11 +163,19 @@ class AutoSize:
         shelves: dict[Key, list[Member]] = {}
         for member in members:
             shelves.setdefault(member.key, []).append(member)
-        clocks = {kind: _Clock(self.view, processor_of(kind)) for kind in {key.device.type for key in shelves}}
+        clocks = {kind: _Clock(self.view, self._processor(kind)) for kind in {key.device.type for key in shelves}}
         return {key: self._choose(key, shelf, clocks[key.device.type]) for key, shelf in shelves.items()}
+
+    def _processor(self, device_type: str) -> Processor:
+        model = self.context.cost_model
+        return processor_of(device_type) if model is None else model.processor(device_type)
 
     def _choose(self, key: Key, shelf: list[Member], clock: _Clock) -> CapOf:
         ranks = self.context.groups.get(str(key.group), ())
+        model, device = self.context.cost_model, key.device.type
+        told = None
+        if ranks and model is not None and model.is_informed:
+            told = partial(_told_us, model, key.kind, ranks, device)
         terms = Terms(
             kind=key.kind,
             ranks=len(ranks) or shelf[0].collective.group.size or 2,
@@ -169,15 +183,23 @@ class AutoSize:
             processor=clock.processor,
             compute_us=clock.total_us,
             packs=self.packs,
+            told=told,
         )
         chosen = choose_caps([clock.item(member) for member in shelf], terms)
         return chosen if self.first_cap is None else replace(chosen, first_bytes=self.first_cap)
 
 
+def _told_us(model: CostModel, kind: Kind, ranks: Sequence[int], device_type: str, nbytes: float) -> float:
+    return model.collective_us(kind, nbytes, ranks, device_type=device_type)
+
+
 def link_of(key: Key, context: PassContext) -> Link:
-    """The link of a group: as the options say, else as measured, else as is usual for the device."""
+    """The link of a group: as the options say, else as measured, else as described or usual for the device."""
+    ranks, model = context.groups.get(str(key.group), ()), context.cost_model
+    if ranks and model is not None and model.is_informed:
+        return model.link(ranks, key.device.type)
     table = context.topology if isinstance(context.topology, LinkTable) else LinkTable()
-    link = table.link(context.groups.get(str(key.group), ())) or typical(key.device.type)
+    link = table.link(ranks) or typical(key.device.type)
     options = context.options
     given = {"latency_us": options.latency_us, "bandwidth_gbps": options.bandwidth_gbps}
     return replace(link, **{name: value for name, value in given.items() if value is not None})

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from counterpoint.cost.model import CostModel
 from counterpoint.errors import CounterpointError, PassError
 from counterpoint.ir import ops
 from counterpoint.ir.edit import GraphEditor
@@ -86,7 +87,7 @@ def run_pipeline(
     name: str = "graph",
     given: Iterable[str] = (),
     topology: Any = None,
-    cost_model: Any = None,
+    cost_model: CostModel | None = None,
 ) -> PipelineReport:
     """Run the passes on the graph module, in place, and account for every collective in it.
 
@@ -121,7 +122,7 @@ class _Run:
     groups: GroupTable
     name: str
     topology: Any
-    cost_model: Any
+    cost_model: CostModel | None
     standing: frozenset[str]
     """Facts provided so far."""
     permitted: frozenset[str] = field(default=frozenset(), init=False)

@@ -85,7 +85,9 @@ def test_a_product_takes_its_arithmetic_and_the_rest_their_traffic() -> None:
     assert elapsed_us([x, product, scaled], CPU)[-1] == node_us(product, CPU) + node_us(scaled, CPU)
 
 
-def test_what_has_no_metadata_takes_no_time() -> None:
+def test_what_has_no_metadata_is_unknown_and_counts_as_no_time() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
-    assert node_us(graph.call_function(ATEN.mm.default, (x, x)), CPU) == 0
+    product = graph.call_function(ATEN.mm.default, (x, x))
+    assert node_us(product, CPU) is None
+    assert elapsed_us([product], CPU) == (0.0, 0.0)

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph
 
 import counterpoint
-from counterpoint.passes.provenance import module_of, source_of
+from counterpoint.ir.provenance import module_of, source_of
 
 TORCH = Path(torch.__file__).parent / "nn" / "modules" / "linear.py"
 OURS = Path(counterpoint.__file__).parent / "capture" / "replicate.py"

@@ -1,4 +1,4 @@
-"""Where in the user's own code a node comes from: file and line, and the path of the module."""
+"""Where a node comes from: file, line and module in the user's own code, and the collectives whose work it does."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ _EXAMPLES = ("/counterpoint/capture/example_models.py",)
 # Where `replicate` keeps modules for itself, and where the compiler may have found one first.
 _KEPT = re.compile(r"^_counterpoint\.unit\.buffers\.\d+\.0\.?")
 _SELF = re.compile(r"^(?:L\.)?(?:L__self__|self)(?:[._]|$)")
+
+ORIGIN = "counterpoint_origin"
+"""Key of a node's metadata under which the origins that it carries stand."""
+
+
+def origins_of(node: Node) -> tuple[str, ...]:
+    """The collectives of the input graph that a node does the work of."""
+    return tuple(node.meta.get(ORIGIN, ()))
 
 
 def source_of(node: Node) -> str:

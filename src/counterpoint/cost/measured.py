@@ -1,0 +1,155 @@
+"""Measured times: of collectives by kind, layout and size, and of operators by what they compute.
+
+One JSON file that all ranks read, so that all decide alike. Between two measured sizes the time is interpolated; beyond
+the largest it grows as between the last two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from counterpoint._torch import OpOverload, size_hint
+from counterpoint.cost.table import Layout, layout_of
+from counterpoint.errors import OptionError
+from counterpoint.ir import metadata
+from counterpoint.ir.ops import Kind
+
+SCHEMA = 1
+Curve = tuple[tuple[float, float], ...]
+"""Points (bytes, microseconds), by rising bytes; microseconds never fall."""
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """What was measured. Empty where nothing was."""
+
+    collectives: Mapping[tuple[Kind, Layout], Curve] = field(default_factory=dict)
+    operators: Mapping[str, float] = field(default_factory=dict)
+    """Microseconds by `operator_key`."""
+    origin: str = ""
+    """Where and how it was measured, in words."""
+
+    def collective_us(self, kind: Kind, nbytes: float, ranks: Sequence[int]) -> float | None:
+        """The measured time of a collective, None where its kind was not measured on groups of this layout."""
+        curve = self.collectives.get((kind, layout_of(ranks))) if ranks else None
+        return _at(curve, nbytes) if curve else None
+
+    def node_us(self, node: Node) -> float | None:
+        """The measured time of an operator on such operands."""
+        if not self.operators:
+            return None
+        key = operator_key(node)
+        return self.operators.get(key) if key is not None else None
+
+    def merged(self, other: MeasuredTable) -> MeasuredTable:
+        """Both tables; the other's entries where both have one."""
+        return MeasuredTable(
+            {**self.collectives, **other.collectives},
+            {**self.operators, **other.operators},
+            "; ".join(filter(None, (self.origin, other.origin))),
+        )
+
+    @property
+    def identity(self) -> str:
+        """Equal for tables of equal content."""
+        data = {key: value for key, value in self.to_data().items() if key != "origin"}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for a file."""
+        rows = [
+            {"kind": kind.value, "ranks": list(layout), "points": [list(point) for point in curve]}
+            for (kind, layout), curve in self.collectives.items()
+        ]
+        rows.sort(key=lambda row: (row["kind"], row["ranks"]))
+        operators = dict(sorted(self.operators.items()))
+        return {"schema": SCHEMA, "origin": self.origin, "collectives": rows, "operators": operators}
+
+    @staticmethod
+    def from_data(data: Any, where: str = "table") -> MeasuredTable:
+        """The table of a file; OptionError where it is none."""
+        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+            raise OptionError(
+                f"this is no table of measured times of schema {SCHEMA}",
+                where=where,
+                next_step="write one with `counterpoint calibrate`",
+            )
+        try:
+            curves = {
+                (Kind(row["kind"]), tuple(int(rank) for rank in row["ranks"])): curve_of(row["points"])
+                for row in data.get("collectives", ())
+            }
+            operators = {str(key): float(us) for key, us in data.get("operators", {}).items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise OptionError(
+                f"the table of measured times is damaged: {error!r}", where=where, next_step="measure again"
+            ) from error
+        return MeasuredTable(curves, operators, str(data.get("origin", "")))
+
+    def save(self, path: str | Path) -> None:
+        """Write the table to a file."""
+        Path(path).write_text(json.dumps(self.to_data(), indent=1) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> MeasuredTable:
+        """The table of a file."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise OptionError(
+                f"the table of measured times cannot be read: {error}",
+                where=str(path),
+                next_step="write one with `counterpoint calibrate`",
+            ) from error
+        return MeasuredTable.from_data(data, str(path))
+
+
+def curve_of(points: Any) -> Curve:
+    """Points as a curve: by rising size, and never falling, since noise must not make a larger message the quicker."""
+    found: list[tuple[float, float]] = []
+    for nbytes, us in sorted((float(nbytes), float(us)) for nbytes, us in points):
+        if not (nbytes >= 0 and 0 <= us < float("inf")):
+            raise ValueError(f"{nbytes} bytes cannot take {us} us")
+        us = max(us, found[-1][1]) if found else us
+        if found and found[-1][0] == nbytes:
+            found.pop()
+        found.append((nbytes, us))
+    return tuple(found)
+
+
+def _at(curve: Curve, nbytes: float) -> float:
+    sizes = [size for size, _ in curve]
+    if len(curve) < 2 or nbytes <= sizes[0]:
+        return curve[0][1]
+    index = min(bisect_left(sizes, nbytes), len(curve) - 1)
+    (low, low_us), (high, high_us) = curve[index - 1], curve[index]
+    return low_us + (high_us - low_us) * (nbytes - low) / (high - low)
+
+
+def operator_key(node: Node) -> str | None:
+    """What an operator computes, in text that is equal for equal work: name, and types and sizes of its operands."""
+    if not isinstance(node.target, OpOverload):
+        return None
+    operands = [_tensor_text(tensor) for source in node.all_input_nodes for tensor in _tensors(source)]
+    return None if None in operands else f"{node.target}({', '.join(map(str, operands))})"
+
+
+def _tensors(node: Node) -> tuple[torch.Tensor, ...]:
+    return metadata.tensors_of(node) if metadata.has_value(node) else ()
+
+
+def _tensor_text(tensor: torch.Tensor) -> str | None:
+    sizes = [size_hint(size) for size in tensor.shape]
+    if None in sizes:
+        return None
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{tensor.device.type} {dtype}{sizes}"
