@@ -20,7 +20,6 @@ from torch.fx import Node
 from counterpoint._torch import OpOverload, size_hint
 from counterpoint.cost.table import Layout, layout_of
 from counterpoint.errors import OptionError
-from counterpoint.ir import metadata
 from counterpoint.ir.ops import Kind
 
 SCHEMA = 1
@@ -67,7 +66,7 @@ class MeasuredTable:
     def to_data(self) -> dict[str, Any]:
         """Plain data for a file."""
         rows = [
-            {"kind": kind.value, "ranks": list(layout), "points": [list(point) for point in curve]}
+            {"kind": kind.value, "ranks": list(layout), "points": [list(map(float, point)) for point in curve]}
             for (kind, layout), curve in self.collectives.items()
         ]
         rows.sort(key=lambda row: (row["kind"], row["ranks"]))
@@ -136,20 +135,32 @@ def _at(curve: Curve, nbytes: float) -> float:
 
 
 def operator_key(node: Node) -> str | None:
-    """What an operator computes, in text that is equal for equal work: name, and types and sizes of its operands."""
+    """What an operator computes, in text that is equal for equal work: name, types and sizes of tensors, constants.
+    None where a size has no hint."""
     if not isinstance(node.target, OpOverload):
         return None
-    operands = [_tensor_text(tensor) for source in node.all_input_nodes for tensor in _tensors(source)]
-    return None if None in operands else f"{node.target}({', '.join(map(str, operands))})"
-
-
-def _tensors(node: Node) -> tuple[torch.Tensor, ...]:
-    return metadata.tensors_of(node) if metadata.has_value(node) else ()
-
-
-def _tensor_text(tensor: torch.Tensor) -> str | None:
-    sizes = [size_hint(size) for size in tensor.shape]
-    if None in sizes:
+    try:
+        values = [*node.args, *(f"{name}={_text(value)}" for name, value in sorted(node.kwargs.items()))]
+        return f"{node.target}({', '.join(map(_text, values))})"
+    except _NoHint:
         return None
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{tensor.device.type} {dtype}{sizes}"
+
+
+class _NoHint(Exception):
+    """A size that is only known at run time."""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Node):
+        value = value.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(_text(size) for size in value.shape)
+        return f"{value.device.type} {str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    if isinstance(value, torch.SymInt):
+        hint = size_hint(value)
+        if hint is None:
+            raise _NoHint
+        return str(hint)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_text, value))}]"
+    return value if isinstance(value, str) else repr(value)

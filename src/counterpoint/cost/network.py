@@ -47,6 +47,10 @@ PEER_CALL_US = 6.6
 PEER_BARRIER_STEPS = 2
 # NCCL, src/graph/tuning.cc: latency of NVLS, which sums and copies in the switch.
 MULTICAST_US = 25.0
+# What a rank sends in an all-reduce through the switch, in parts of the tensor. Every part once to be added up and a
+# share of the result would be 1 + 1/n; nccl-tests on eight H100 report a bus bandwidth of some 480 GB/s with NVLS,
+# where the links carry 371, and that is 1.75 * 371 / 480.
+MULTICAST_SHARES = 1.35
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +174,7 @@ def _barriers_us(count: int, group: Reach) -> float:
 
 
 def _multicast(kind: Kind, nbytes: float, group: Reach, way: int) -> float:
-    # A rank's own part travels once to or from the switch, its share of the result once more.
-    shares = (1 + 1 / group.ranks) if kind is Kind.ALL_REDUCE else (group.ranks - 1) / group.ranks
+    shares = MULTICAST_SHARES if kind is Kind.ALL_REDUCE else (group.ranks - 1) / group.ranks
     return MULTICAST_US + _transfer_us(nbytes * shares, _own_gbps(group, way))
 
 
@@ -210,7 +213,11 @@ _RINGS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.
 _TREES = frozenset({Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE})
 _REDUCING = frozenset({Kind.ALL_REDUCE, Kind.REDUCE_SCATTER})
 _FUSED: Mapping[Kind, Kind] = MappingProxyType(
-    {Kind.GATHER_MATMUL: Kind.ALL_GATHER, Kind.MATMUL_SCATTER: Kind.REDUCE_SCATTER}
+    {
+        Kind.GATHER_MATMUL: Kind.ALL_GATHER,
+        Kind.MATMUL_SCATTER: Kind.REDUCE_SCATTER,
+        Kind.MATMUL_REDUCE: Kind.ALL_REDUCE,
+    }
 )
 
 

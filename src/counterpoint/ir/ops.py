@@ -308,6 +308,11 @@ def _formals_by_name(overload: OpOverload) -> Mapping[str, tuple[int, Formal]]:
     return MappingProxyType({formal.name: (i, formal) for i, formal in enumerate(formals(overload))})
 
 
+def argument_names(node: Node) -> frozenset[str]:
+    """The names of the arguments that a node's operator has; none where it is no torch operator."""
+    return frozenset(_formals_by_name(node.target)) if isinstance(node.target, OpOverload) else frozenset()
+
+
 def argument(node: Node, name: str) -> Any:
     """The value of a schema argument by its name, however the call wrote it, or the schema's default."""
     if not isinstance(node.target, OpOverload):

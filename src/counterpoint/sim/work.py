@@ -12,14 +12,17 @@ from types import MappingProxyType
 
 from torch.fx import Graph, Node
 
+from counterpoint.cost.fused import FUSED, fused_work, overlapped_us
 from counterpoint.cost.model import CostModel, collective_bytes
 from counterpoint.cost.network import Algorithm
+from counterpoint.cost.shared_memory import one_shot_us, two_shot_us
 from counterpoint.errors import CounterpointError
 from counterpoint.ir import ops
 from counterpoint.ir.alias import waits_of
 from counterpoint.ir.collective import Collective, read_collective
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.ops import Kind
+from counterpoint.ir.shared_memory import NAMES
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,19 @@ def _start(node: Node, model: CostModel, groups: GroupTable) -> Work:
         return Work(node, kind="collective", known=False)
     if not isinstance(collective, Collective):
         return Work(node, kind="collective", known=False)
-    nbytes = collective_bytes(collective)
     ranks = ranks_of(collective, groups)
-    device = collective.sent.devices[0].type if collective.sent.devices else None
-    us = model.collective_us(
-        collective.kind, nbytes or 0, ranks, device_type=device, algorithm=_FORCED.get(collective.spec.name)
-    )
+    if collective.kind in FUSED:
+        return _fused(node, collective.kind, model, ranks)
+    nbytes = collective_bytes(collective)
     known, size, kind = nbytes is not None, nbytes or 0, collective.kind.value
+    if collective.spec.name in HOST_MEMORY:
+        us = min(one_shot_us(size, len(ranks)), two_shot_us(size, len(ranks)))
+        return Work(node, compute_us=us, kind=kind, nbytes=size, known=known)
+    device = collective.sent.devices[0].type if collective.sent.devices else None
+    algorithm = _FORCED.get(collective.spec.name)
+    us = model.collective_us(collective.kind, size, ranks, device_type=device, algorithm=algorithm)
     if not collective.spec.waits:
-        return Work(node, compute_us=us, kind="pipelined" if _is_fused(collective) else kind, nbytes=size, known=known)
+        return Work(node, compute_us=us, kind=kind, nbytes=size, known=known)
     return Work(
         node,
         compute_us=model.start_cost_us(device) if len(ranks) > 1 else 0.0,
@@ -83,6 +90,16 @@ def _start(node: Node, model: CostModel, groups: GroupTable) -> Work:
         shares=model.topology.level_of(ranks).name if model.topology is not None else "network",
         known=known,
     )
+
+
+def _fused(node: Node, kind: Kind, model: CostModel, ranks: Sequence[int]) -> Work:
+    work = fused_work(node, len(ranks))
+    if work is None:
+        return Work(node, kind="pipelined", known=False)
+    network_us = model.collective_us(kind, work.nbytes, ranks)
+    product_us = model.processor().arithmetic_us(work.flop, work.dtype)
+    us = overlapped_us(network_us, product_us, len(ranks))
+    return Work(node, compute_us=us, kind="pipelined", nbytes=work.nbytes)
 
 
 def ranks_of(collective: Collective, groups: GroupTable) -> Sequence[int]:
@@ -109,6 +126,5 @@ _FORCED: Mapping[str, Algorithm] = MappingProxyType(
 )
 """Operators that are one algorithm, where the others leave the choice to a library."""
 
-
-def _is_fused(collective: Collective) -> bool:
-    return collective.kind in (Kind.GATHER_MATMUL, Kind.MATMUL_SCATTER)
+HOST_MEMORY = frozenset(NAMES.values())
+"""Operators between the ranks of one host, in memory that they share."""
