@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
+from counterpoint.schedule.work import Work
 from counterpoint.sim.timeline import Bounds
-from counterpoint.sim.work import Work
 
 
 class Job(NamedTuple):

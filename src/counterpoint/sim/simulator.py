@@ -19,11 +19,11 @@ from counterpoint.cost.model import CostModel
 from counterpoint.ir.alias import Hazards
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.provenance import module_of, origins_of, source_of
+from counterpoint.schedule.memory import alive_bytes, lifetimes
+from counterpoint.schedule.work import Work, read_work
 from counterpoint.sim.bounds import bounds_of
 from counterpoint.sim.channels import Channels, Transfer
-from counterpoint.sim.memory import alive_bytes, lifetimes
 from counterpoint.sim.timeline import COMPUTE, Span, Timeline
-from counterpoint.sim.work import Work, read_work
 
 
 def simulate(
