@@ -103,4 +103,5 @@ def _coalesced(emit: GraphEmit, bucket: Bucket, values: Sequence[Node]) -> bodie
     if many is None:
         raise EditRejected(Refusal("no-coalesced-form", bucket.members[0].start.name, spec.name), emit.tx.why)
     given = [ops.argument(bucket.members[0].start, name) for name in ops.arguments_after_payload(spec)]
-    return bodies.coalesced(emit, values, ops.overload_of(many), *given)
+    # The coalesced operators keep the strides of what they are given, where the single ones lay it out anew.
+    return bodies.coalesced(emit, [emit.contiguous(value) for value in values], ops.overload_of(many), *given)

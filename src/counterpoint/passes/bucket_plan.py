@@ -40,6 +40,8 @@ class Key:
     reduce_op: str | None
     dtype: torch.dtype | None
     """None where element types may differ."""
+    label: Hashable = None
+    """What else the caller tells apart."""
 
 
 @dataclass(frozen=True)

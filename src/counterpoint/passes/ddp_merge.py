@@ -128,9 +128,9 @@ class _Fusion:
         after = _apply(first.after[: self.after])
         if not self.coalesced:
             return bodies.all_reduce(emit, values, reduce_op=reduce_op, group=group, before=before, after=after)
-        return bodies.coalesced(
-            emit, before(emit, list(values)), bodies.C10D.all_reduce_coalesced.default, reduce_op, group, after=after
-        )
+        # The coalesced operator keeps the strides of what it is given, where the single one lays it out anew.
+        sent = [emit.contiguous(value) for value in before(emit, list(values))]
+        return bodies.coalesced(emit, sent, bodies.C10D.all_reduce_coalesced.default, reduce_op, group, after=after)
 
 
 def _apply(steps: Sequence[Step]) -> Apply:

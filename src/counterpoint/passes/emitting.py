@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from counterpoint._torch import FakeTensor, is_constant_sized
 from counterpoint.ir import metadata, ops
 from counterpoint.ir.edit import Transaction
 from counterpoint.passes.book import carrying
@@ -35,6 +36,14 @@ class GraphEmit:
         """Sizes as numbers, and symbolic ones as nodes that read them."""
         sizes = metadata.tensor_of(value).shape
         return tuple(size if isinstance(size, int) else self(_SIZE, value, dim) for dim, size in enumerate(sizes))
+
+    def contiguous(self, value: Node) -> Node:
+        """The value in row-major order: itself, or a copy. Symbolic strides are taken as they are."""
+        tensor = metadata.tensor_of(value)
+        known = isinstance(tensor, FakeTensor) and is_constant_sized(tensor)
+        if not known or tensor.is_contiguous():
+            return value
+        return self(torch.ops.aten.clone.default, value, memory_format=torch.contiguous_format)
 
     def dtype(self, value: Node) -> torch.dtype:
         """The element type of the node's value."""

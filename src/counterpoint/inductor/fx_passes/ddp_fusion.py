@@ -18,17 +18,16 @@ from typing import Any, cast
 import torch
 from torch import fx
 from torch._dynamo.utils import counters
-from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.virtualized import V
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from torch.utils._ordered_set import OrderedSet
 
 from counterpoint.errors import CounterpointError, GraphError, OptionError
+from counterpoint.inductor.fx_passes.order import ordered_view
 from counterpoint.ir import collective as ir
 from counterpoint.ir import fake, metadata
 from counterpoint.ir.edit import GraphEditor
 from counterpoint.ir.reason import Refusal
-from counterpoint.ir.view import GraphView
 from counterpoint.passes.ddp_fusion import FuseDdp
 from counterpoint.passes.ddp_merge import FusionMethod, fuse
 from counterpoint.passes.emitting import GraphEmit
@@ -144,7 +143,7 @@ def fuse_ddp_with_concat_op(graph: fx.Graph, bucket_size_mb: int) -> None:
 
 def _fuse(graph: fx.Graph, bucket_size_mb: int, method: FusionMethod) -> None:
     editor = GraphEditor(graph)
-    plan = FuseDdp(cap_mb=float(bucket_size_mb), method=method).plan(_view(editor))
+    plan = FuseDdp(cap_mb=float(bucket_size_mb), method=method).plan(ordered_view(editor))
     for start, refusal in (*plan.refused, *plan.alone):
         LOGGER.debug("%s is left alone: %s", start.name, refusal)
     number = len(plan.buckets) + len(plan.alone)
@@ -161,19 +160,10 @@ def _fuse(graph: fx.Graph, bucket_size_mb: int, method: FusionMethod) -> None:
         LOGGER.warning("%s is left alone: %s", start.name, refusal)
 
 
-def _view(editor: GraphEditor) -> GraphView:
-    """A view; passes of inductor that ran before may leave the graph out of order."""
-    try:
-        return editor.view()
-    except GraphError:
-        stable_topological_sort(editor.graph)
-        return editor.view()
-
-
 def schedule_comm_wait(graph: fx.Graph) -> None:
     """Delay every wait, with the views that follow it, to just before its first use."""
     editor = GraphEditor(graph)
-    delay_waits(editor, _view(editor))
+    delay_waits(editor, ordered_view(editor))
 
 
 def fuse_ddp_communication(graph: fx.Graph, passes: list[Callable[..., None] | str], bucket_size_mb: int) -> None:
