@@ -26,5 +26,16 @@ def missing_for_gpu() -> str | None:
     return None if torch.cuda.is_available() else "no CUDA device"
 
 
+def missing_for_browser() -> str | None:
+    """A Chromium that can be driven without a screen."""
+    from tests.support.browser import NAMES, find_browser
+
+    return None if find_browser() else f"no browser found (looked for {', '.join(NAMES)}); on Debian: apt-get install chromium"
+
+
 # Marker -> what tells why a test with it cannot run here.
-NEEDS: Mapping[str, Callable[[], str | None]] = {"cxx": missing_for_cxx, "gpu": missing_for_gpu}
+NEEDS: Mapping[str, Callable[[], str | None]] = {
+    "browser": missing_for_browser,
+    "cxx": missing_for_cxx,
+    "gpu": missing_for_gpu,
+}

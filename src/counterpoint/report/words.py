@@ -1,0 +1,24 @@
+"""Times and verdicts in words, as all reports write them."""
+
+from __future__ import annotations
+
+from counterpoint.ir.reason import REASONS
+from counterpoint.passes.ledger import Verdict, VerdictKind
+
+
+def time_text(us: float | None) -> str:
+    """A time for reading: 12.5 us, 3.25 ms, 1.2 s; a question mark for one that is not known."""
+    if us is None:
+        return "?"
+    for size, unit in ((1e6, "s"), (1e3, "ms")):
+        if abs(us) >= size:
+            return f"{us / size:.4g} {unit}"
+    return f"{us:.4g} us"
+
+
+def why_text(verdict: Verdict) -> str:
+    """Why a collective was left alone, in words; empty for any other verdict."""
+    if verdict.kind is not VerdictKind.LEFT_ALONE:
+        return ""
+    meaning = REASONS[verdict.code].meaning if verdict.code in REASONS else verdict.code
+    return f"{meaning} ({verdict.detail})" if verdict.detail else meaning
