@@ -119,3 +119,19 @@ class CommunicationError(CounterpointError):
     Usual cause: another process of the group has ended or is stuck. Look at its output; the group cannot be
     used any more.
     """
+
+
+class AgreementError(CounterpointError):
+    """Ranks were about to run different collectives, or one of them did not come; raised instead of a hang.
+
+    Before a compiled graph runs for the first time, the ranks of each of its groups compare their collectives, options
+    and versions over the store. The message names the rank, the collective and the node. `agreement_s` sets how long a
+    rank waits for the others; `none` switches the comparison off.
+    """
+
+
+class RequirementError(CounterpointError):
+    """A compile did not do what the options require of it: `require_bucketed`, `require_pipelined`, `max_exposed_us`.
+
+    The message names the collectives and the reason of each. `counterpoint explain` shows the whole ledger.
+    """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -67,10 +68,8 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._send("Browser.close", {}, None)
-        except OSError:
-            pass
         try:
             self._process.wait(DEADLINE_S / 4)
         except subprocess.TimeoutExpired:

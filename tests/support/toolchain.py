@@ -30,7 +30,11 @@ def missing_for_browser() -> str | None:
     """A Chromium that can be driven without a screen."""
     from tests.support.browser import NAMES, find_browser
 
-    return None if find_browser() else f"no browser found (looked for {', '.join(NAMES)}); on Debian: apt-get install chromium"
+    return (
+        None
+        if find_browser()
+        else f"no browser found (looked for {', '.join(NAMES)}); on Debian: apt-get install chromium"
+    )
 
 
 # Marker -> what tells why a test with it cannot run here.

@@ -45,7 +45,7 @@ def test_defaults_have_an_empty_text_and_the_full_text_names_every_option() -> N
     assert CompileOptions().text() == ""
     assert CompileOptions().text(defaults=True) == (
         "codegen=inductor passes=none verify=structural bitwise=false on-error=continue "
-        "latency-us=none bandwidth-gbps=none topology=none cost-table=none"
+        "latency-us=none bandwidth-gbps=none topology=none cost-table=none agreement-s=600"
     )
 
 

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
 
 from counterpoint.inductor.account import Account, in_compiled_autograd
+from counterpoint.inductor.agreement import first_call
 from counterpoint.inductor.groups import collectives, graph_modules, live_groups
 from counterpoint.inductor.guard import PassRun, run_guarded
 from counterpoint.inductor.plan import Plan
@@ -58,11 +59,16 @@ def _run_passes(gm: GraphModule, example_inputs: Sequence[Any], *, plan: Plan, r
     gm.graph.set_codegen(_BoxedCodeGen())
     for module in graph_modules(gm):
         module.recompile()
-    account.close(run, origin="run" if run.reports else "none", cache="off")
+    record = account.close(run, origin="run" if run.reports else "none", cache="off")
     forward = gm.forward
+    asking = first_call(forward, plan, record.graph, run.launches, groups)
 
     def call(inputs: list[Any]) -> Any:
-        return forward(inputs)
+        nonlocal asking
+        if asking is None:
+            return forward(inputs)
+        result, asking = asking(inputs), None
+        return result
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

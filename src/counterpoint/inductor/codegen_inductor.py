@@ -7,6 +7,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx import GraphModule
 
 from counterpoint.inductor.account import Account, in_compiled_autograd
+from counterpoint.inductor.agreement import first_call
 from counterpoint.inductor.graph_pass import CounterpointPass, user_passes
 from counterpoint.inductor.groups import collectives, graph_modules, layout, live_groups
 from counterpoint.inductor.guard import PassRun, run_guarded
@@ -82,7 +84,10 @@ class GraphCompiler:
             compiled = compile_fx_inner(gm, example_inputs, **kwargs)
         cache = _cache_state(compiled, counters["inductor"]["fxgraph_cache_hit"] > hits)
         run, origin = self._account_for(gm, compiled, ours, cache) if starts else (ours.run, "none")
-        account.close(run, origin=origin, cache=cache)
+        record = account.close(run, origin=origin, cache=cache)
+        _ask_first(
+            compiled, partial(first_call, plan=self.plan, graph=record.graph, launches=run.launches, groups=groups)
+        )
         return compiled
 
     def _role(self, kwargs: dict[str, Any]) -> str:
@@ -117,6 +122,21 @@ class GraphCompiler:
             copied = GraphModule(module, copy.deepcopy(module.graph))
             run_guarded(copied.graph, plan, ours.groups, run)
         return run, "recomputed"
+
+
+def _ask_first(compiled: Any, asking: Callable[[Callable[..., Any]], Callable[..., Any] | None]) -> None:
+    """Let the first call of a compiled graph ask the other ranks; the later ones cost nothing more than without."""
+    plain = getattr(compiled, "current_callable", None)
+    first = asking(plain) if plain is not None else None
+    if first is None:
+        return
+
+    def call(inputs: Any) -> Any:
+        result = first(inputs)
+        compiled.current_callable = plain
+        return result
+
+    compiled.current_callable = call
 
 
 def _cache_state(compiled: Any, hit: bool) -> str:

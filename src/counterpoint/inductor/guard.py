@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch._inductor.pattern_matcher import stable_topological_sort
@@ -15,6 +15,7 @@ from counterpoint.inductor.faults import save_fault
 from counterpoint.inductor.plan import Plan
 from counterpoint.ir import ops
 from counterpoint.ir.groups import GroupTable
+from counterpoint.ir.launches import Launch, launches_of
 from counterpoint.ir.reason import Refusal
 from counterpoint.passes.book import LedgerBook
 from counterpoint.passes.pipeline import count_collectives, run_pipeline
@@ -35,6 +36,11 @@ class PassRun:
     reports: list[PipelineReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The collectives that the compiled graph starts."""
+        return tuple(launch for report in self.reports for launch in report.launches)
 
     def next_name(self) -> str:
         """The name of the next graph in the ledger: `forward`, then `forward.1` for a second one."""
@@ -71,6 +77,7 @@ def run_guarded(graph: Graph, plan: Plan, groups: GroupTable, run: PassRun) -> N
             saved.restore()
         report = _report_untouched(gm, plan, groups, run, error)
         LOGGER.error("our passes failed; the graph is compiled as it was", exc_info=error)
+    report = replace(report, launches=launches_of(gm.graph))
     run.reports.append(report)
     run.problems.extend(report.problems)
     if report.problems:

@@ -42,6 +42,12 @@ class CompileOptions:
     cost_table: str | None = option(
         None, help="a file of measured times, written by counterpoint calibrate; they go before every formula"
     )
+    agreement_s: float | None = option(
+        600.0,
+        help="how long the ranks wait for each other to compare a graph before its first run; none does not compare",
+        unit="s",
+        minimum=0.1,
+    )
 
     def __post_init__(self) -> None:
         fields.normalise(self, "CompileOptions")

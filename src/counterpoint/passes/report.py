@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from counterpoint.ir.launches import Launch
 from counterpoint.passes.ledger import Ledger, known_fields
 
 
@@ -56,6 +57,8 @@ class PipelineReport:
     """Why the input graph was refused, in which case no pass has run."""
     notes: tuple[str, ...] = ()
     """What could not be checked at the level asked for, and why."""
+    launches: tuple[Launch, ...] = ()
+    """The collectives that the graph starts afterwards, for ranks to compare."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -75,6 +78,7 @@ class PipelineReport:
             "seconds": self.seconds,
             "input_problem": self.input_problem,
             "notes": list(self.notes),
+            "launches": [launch.to_data() for launch in self.launches],
             "ledger": self.ledger.to_data(),
         }
 
@@ -84,6 +88,7 @@ class PipelineReport:
         changed = {
             "passes": tuple(_record_from_data(item) for item in data["passes"]),
             "notes": tuple(data["notes"]),
+            "launches": tuple(map(Launch.from_data, data.get("launches", ()))),
             "ledger": Ledger.from_data(data["ledger"]),
         }
         return PipelineReport(**known_fields(PipelineReport, data) | changed)

@@ -47,7 +47,7 @@ def packed_run(label: str, timeline: Timeline, strings: Strings) -> dict[str, An
         "compute_us": timeline.compute_us,
         "exposed_us": timeline.exposed_us,
         "peak_bytes": timeline.peak_bytes,
-        "lower_us": timeline.bounds.step_us if timeline.bounds else 0.0,
+        "lower_us": timeline.bounds.step_us,
         "lanes": lanes,
         "spans": {
             "lane": [number[span.lane] for span in spans],
@@ -55,7 +55,7 @@ def packed_run(label: str, timeline: Timeline, strings: Strings) -> dict[str, An
             "start": [_short(span.start_us) for span in spans],
             "end": [_short(span.end_us) for span in spans],
             "exposed": [_short(span.exposed_us) for span in spans],
-            "bytes": [-1 if span.nbytes is None else span.nbytes for span in spans],
+            "bytes": [span.nbytes or -1 for span in spans],
             "name": [strings.number(span.name) for span in spans],
             "kind": [strings.number(span.kind) for span in spans],
             "source": [strings.number(span.source) for span in spans],

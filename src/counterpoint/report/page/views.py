@@ -18,7 +18,7 @@ class View:
     name: str
     runs: Mapping[str, Timeline]
     """By label, `before` and `after`, drawn from top to bottom on one axis of time."""
-    ledger: Ledger = Ledger()
+    ledger: Ledger
     subtitle: str = ""
 
 
