@@ -13,7 +13,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,9 +25,14 @@ from counterpoint.inductor.fingerprint import package_version, source_hash
 from counterpoint.inductor.plan import Plan
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.launches import Launch
+from counterpoint.options import CompileOptions, described
 from counterpoint.runtime.agreement import Meeting, Statement
 
 Ranks = tuple[int, ...]
+
+HARMLESS = frozenset({"codegen", "verify", "on_error", "agreement_s"})
+"""Options that change how a graph is checked, or run, and not what its collectives are. Where code generation fell
+back to plain calls on one rank, the collectives themselves show whether that matters."""
 
 
 @dataclass
@@ -106,9 +111,16 @@ def settings_of(plan: Plan) -> dict[str, str]:
         "the code of counterpoint": source_hash()[:16],
         "the version of torch": torch.__version__,
         "the pipeline": plan.pipeline.text,
-        "the options": plan.options.text(),
-        "the measured links": plan.links.text,
+        "the options": _decisive(plan.options).text(),
+        "the costs": replace(plan.cost_model, fuses=True).text,
     }
+
+
+def _decisive(options: CompileOptions) -> CompileOptions:
+    """The options without those in which ranks may differ and still decide alike."""
+    return CompileOptions(
+        **{name: getattr(options, name) for name in described(CompileOptions) if name not in HARMLESS}
+    )
 
 
 def _statements(plan: Plan, graph: str, launches: Sequence[Launch], groups: GroupTable) -> dict[Ranks, Statement]:
@@ -133,8 +145,9 @@ def _has_store() -> bool:
 
 
 def _meeting(topic: str, ranks: Ranks, graph: str, within_s: float) -> Meeting:
-    store: dist.Store = c10d._get_default_store()
-    return Meeting(store=store, topic=topic, ranks=ranks, rank=dist.get_rank(), graph=graph, within_s=within_s)
+    return Meeting(
+        store=c10d._get_default_store(), topic=topic, ranks=ranks, rank=dist.get_rank(), graph=graph, within_s=within_s
+    )
 
 
 def _digest(statement: Statement) -> str:

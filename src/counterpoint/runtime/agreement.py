@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from counterpoint.errors import AgreementError
 from counterpoint.ir.launches import Launch
 
@@ -48,7 +46,8 @@ class Statement:
 class Meeting:
     """One group that compares one graph."""
 
-    store: dist.Store
+    store: Any
+    """A store of torch.distributed, the same for all."""
     topic: str
     """Names this meeting in the store: equal on all its ranks, and used once."""
     ranks: tuple[int, ...]

@@ -16,7 +16,7 @@ from counterpoint.report.page.views import View
 
 SCRIPTS = ("data.js", "drawing.js", "page.js")
 # A browser ends a script element at these wherever they stand, and older ones end a line at the last two.
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ESCAPED = "<>&\u2028\u2029"
 
 
 def render_page(views: Sequence[View], title: str = "Counterpoint timeline") -> str:
@@ -44,7 +44,7 @@ def render_page(views: Sequence[View], title: str = "Counterpoint timeline") -> 
 def embedded(data: Any) -> str:
     """JSON that is safe inside a script element, whatever names and paths it holds."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
-    return text.translate(str.maketrans(_ESCAPES))
+    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in _ESCAPED})
 
 
 def _static(name: str) -> str:
