@@ -1,0 +1,66 @@
+"""How long simulating a step takes, from reading the graph to the finished timeline with its bounds.
+
+    python benchmarks/bench_simulator.py [--quick]
+
+Processor seconds, by number of nodes; linear growth has exponent 1. The columns in the middle say where the time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from _bench import SHAPES, growth_exponent, measure, print_table
+from torch.fx import Graph
+
+from counterpoint.cost.model import CostModel
+from counterpoint.cost.presets import topology
+from counterpoint.ir.alias import Hazards
+from counterpoint.ir.groups import GroupTable
+from counterpoint.sim.bounds import bounds_of
+from counterpoint.sim.simulator import simulate
+from counterpoint.sim.work import read_work
+
+GROUPS = GroupTable({"dp": tuple(range(8)), "tp": tuple(range(8))})
+MODEL = CostModel(topology=topology("h200x8-ib400"))
+NODES = (1000, 3000, 10_000, 36_000)
+QUICK_NODES = (1000, 3000)
+NODES_A_COLLECTIVE = 5
+
+
+def bound(graph: Graph) -> float:
+    """The lower bound alone."""
+    work, hazards = read_work(graph, MODEL, GROUPS), Hazards.of(graph)
+    return bounds_of(work, hazards.order_edges(graph.nodes)).step_us
+
+
+def rows(sizes: tuple[int, ...], repeats: int) -> Iterator[list[Any]]:
+    """One row a graph and size."""
+    for name, make in SHAPES.items():
+        nodes: list[int] = []
+        seconds: list[float] = []
+        for size in sizes:
+            graph = make(size // NODES_A_COLLECTIVE)
+            simulate(graph, MODEL, GROUPS)
+            done = measure(lambda graph=graph: simulate(graph, MODEL, GROUPS), repeats)
+            shared = measure(lambda graph=graph: simulate(graph, MODEL, GROUPS, sharing=True), 1)
+            bounds = measure(lambda graph=graph: bound(graph), 1)
+            nodes.append(len(graph.nodes))
+            seconds.append(done.seconds)
+            slope = growth_exponent(nodes, seconds) if len(nodes) > 1 else "-"
+            collectives = sum(1 for _ in done.result.collectives)
+            yield [name, nodes[-1], collectives, done.seconds, slope, shared.seconds, bounds.seconds, done.held_mib]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small graphs only")
+    quick = parser.parse_args().quick
+    columns = ["graph", "nodes", "collectives", "simulate s", "exponent", "sharing s", "work + bounds s", "MiB held"]
+    print_table("simulator: processor seconds", columns, rows(QUICK_NODES if quick else NODES, 1 if quick else 3))
+
+
+if __name__ == "__main__":
+    main()
