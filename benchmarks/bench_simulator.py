@@ -18,9 +18,9 @@ from counterpoint.cost.model import CostModel
 from counterpoint.cost.presets import topology
 from counterpoint.ir.alias import Hazards
 from counterpoint.ir.groups import GroupTable
+from counterpoint.schedule.work import read_work
 from counterpoint.sim.bounds import bounds_of
 from counterpoint.sim.simulator import simulate
-from counterpoint.sim.work import read_work
 
 GROUPS = GroupTable({"dp": tuple(range(8)), "tp": tuple(range(8))})
 MODEL = CostModel(topology=topology("h200x8-ib400"))

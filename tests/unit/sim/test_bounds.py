@@ -17,9 +17,9 @@ from counterpoint.cost.processor import Processor
 from counterpoint.cost.topology import Level, Topology
 from counterpoint.ir.alias import Hazards
 from counterpoint.ir.build import GraphBuilder
+from counterpoint.schedule.work import Work, read_work
 from counterpoint.sim.bounds import Job, bounds_of, one_stream_us
 from counterpoint.sim.simulator import simulate, step_of
-from counterpoint.sim.work import Work, read_work
 
 ATEN = torch.ops.aten
 C10D = torch.ops._c10d_functional
