@@ -86,6 +86,55 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "its result would have to be kept from the last use of the first one to the first use of this one",
             "raise max-held-mb, if the memory is there",
         ),
+        "gather-form": Reason(
+            "a gather of nothing, of a scalar or over one rank has no parts to multiply", "leave it as it is"
+        ),
+        "scatter-form": Reason("a reduction of nothing or of a scalar has no parts to send", "leave it as it is"),
+        "pipeline-form": Reason(
+            "this form of the collective cannot be pipelined with a matmul",
+            "use the functional form of one tensor, with one wait and a group that has a name",
+        ),
+        "pipeline-reduction": Reason("only sums and averages can be reduced part by part", "use sum or avg"),
+        "pieces": Reason(
+            "the tensor is cut and joined in another way than a gather or scatter along one dimension does",
+            "join all pieces, equally large and in their order, and use them for nothing else",
+        ),
+        "no-matmul": Reason("no matmul uses the gathered tensor", "none is needed; plain overlap may hide it"),
+        "not-elementwise": Reason(
+            "an operator between the gather and a matmul cannot be done part by part",
+            "apply it before the gather, or only constants to each element",
+        ),
+        "gathered-operand": Reason(
+            "the gathered dimension cannot be cut in this operand of the matmul",
+            "gather along a dimension of its rows, or use it as the left operand",
+        ),
+        "other-operand-gathered": Reason(
+            "the matmul's other operand needs the gathered tensor too", "compute it from something else"
+        ),
+        "matmul-form": Reason(
+            "the matmul scales its operands, or adds more than a vector", "use factors of one and a bias of one dim"
+        ),
+        "scale-form": Reason(
+            "the scales of the matmul do not travel with its operand",
+            "use one scale for all, or gather the row scales along the same dimension over the same group",
+        ),
+        "matmul-taken": Reason("the matmul is pipelined with another collective", "none is needed"),
+        "product-used": Reason(
+            "the product is used for something beside the reduction, so it is needed as a whole",
+            "use the reduced result, or compute the other use from something else",
+        ),
+        "no-product": Reason("what is reduced is no product, nor a sum of products", "reduce the product directly"),
+        "unlike-products": Reason(
+            "the products of the sum cannot be computed by one operator", "give them one form, and at most one bias"
+        ),
+        "scattered-product": Reason(
+            "the parts for the ranks cannot be cut from the matmul's operands", "scatter along a dimension of its rows"
+        ),
+        "layout": Reason("the result would stand otherwise in memory", "make the old result contiguous"),
+        "too-small": Reason("in pieces it would take longer", "set when=always, or make the tensors larger"),
+        "hidden-anyway": Reason(
+            "independent compute nearby can hide the collective as it is", "set leave-hidden to false"
+        ),
         "no-pass": Reason("no pass of the pipeline handles this collective", "add a pass that does"),
         "pass-failed": Reason("a pass failed and was undone", "look at the pass's error, or leave the pass out"),
         "invalid-graph": Reason(

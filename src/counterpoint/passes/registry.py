@@ -24,6 +24,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "bucket-reduce-scatter": "counterpoint.passes.bucketing:BucketReduceScatter",
         "dedup-collectives": "counterpoint.passes.dedup:DedupCollectives",
         "fuse-ddp": "counterpoint.passes.ddp_fusion:FuseDdp",
+        "micro-pipeline-tp": "counterpoint.passes.micro_pipeline_tp:MicroPipelineTp",
         "print-graph": "counterpoint.passes.print_graph:PrintGraph",
         "schedule-waits": "counterpoint.passes.schedule_waits:ScheduleWaits",
         "verify-graph": "counterpoint.passes.verify_graph:VerifyGraph",

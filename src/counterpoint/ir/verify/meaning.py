@@ -10,13 +10,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from counterpoint.ir import effects, metadata
 from counterpoint.ir.effects import Effect
-from counterpoint.ir.verify import communication, packed, structure
+from counterpoint.ir.verify import communication, packed, pipelined, structure
 from counterpoint.ir.verify.reader import Reader
 from counterpoint.ir.verify.signature import output_leaves, output_node
 from counterpoint.ir.verify.sizes import Size, UndecidedError, exact
 from counterpoint.ir.verify.terms import Terms
 
-_HANDLERS = {**structure.HANDLERS, **communication.HANDLERS, **packed.HANDLERS}
+_SINGLE = {**structure.HANDLERS, **communication.HANDLERS, **packed.HANDLERS}
+_HANDLERS = {**_SINGLE, **pipelined.handlers_over(_SINGLE)}
 
 
 @dataclass(frozen=True)

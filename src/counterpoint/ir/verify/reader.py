@@ -38,6 +38,8 @@ class Reader:
         """How often each collective term is sent; a half when half of it is."""
         self.carriers: dict[int, list[Node]] = {}
         """The nodes that start each collective term."""
+        self.stands_for: dict[Node, Node] = {}
+        """The node of the graph for each node that spells out what it does."""
         self._draws = 0
         self._placeholders = 0
         self._inputs: list[tuple[Node, Any]] = []
@@ -48,15 +50,19 @@ class Reader:
             if node.op in ("placeholder", "get_attr"):
                 self._read_source(node)
             elif node.op != "output":
-                handler = handlers.get(name_of(node.target))
-                try:
-                    (handler or Reader.opaque)(self, node)
-                except UndecidedError:
-                    self.opaque(node)
+                self.read_call(node, handlers)
         for node, before in self._inputs:
             after = self.store.value(node)
             if after != before:
                 self.effects.append((f"the final value of {node.op} {node.target}", node.name, after))
+
+    def read_call(self, node: Node, handlers: Mapping[str, Handler]) -> None:
+        """Work out one call."""
+        handler = handlers.get(name_of(node.target))
+        try:
+            (handler or Reader.opaque)(self, node)
+        except UndecidedError:
+            self.opaque(node)
 
     def _read_source(self, node: Node) -> None:
         place: Hashable = str(node.target)
@@ -115,7 +121,7 @@ class Reader:
     def count(self, term: int, share: Size, node: Node) -> None:
         """Note that a collective sends this part of a term."""
         self.traffic[term] = self.traffic.get(term, 0) + share
-        self.carriers.setdefault(term, []).append(node)
+        self.carriers.setdefault(term, []).append(self.stands_for.get(node, node))
 
     def write(self, node: Node, value: Flat) -> None:
         """Replace what a buffer holds; all of it becomes unknown where it cannot be told which part is written."""

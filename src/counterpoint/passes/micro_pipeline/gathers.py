@@ -1,0 +1,197 @@
+"""All-gathers as matmuls see them: the collective, what puts its result in order, and what can be done before it.
+
+wait(all_gather(x))                          along dim 0
+cat(split(wait(all_gather(x)), x0, 0), d)    along dim d; slices as well
+view(...)                                    where turning the order costs nothing, as with a batch of one
+view.dtype(..., f32)                         of a tensor that travels as bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Node
+
+from counterpoint._torch import OpOverload
+from counterpoint.ir import effects, metadata, ops
+from counterpoint.ir.collective import get_comm_block
+from counterpoint.ir.effects import Effect
+from counterpoint.ir.ops import Form, Kind
+from counterpoint.ir.reason import Refusal
+from counterpoint.passes.cast_folding import is_cast
+from counterpoint.passes.micro_pipeline.axes import Axes, after, flattened, is_view, moved_ranks, shape_of, side_by_side
+from counterpoint.passes.micro_pipeline.pieces import BYTES, SLICES, SPLITS, is_join, pieces_of
+
+
+@dataclass(frozen=True)
+class Gather:
+    """An all-gather whose result is one tensor."""
+
+    start: Node
+    wait: Node
+    shard: Node
+    """What every rank gives, in its own element type."""
+    ranks: int
+    group: str
+    result: Node
+    """The gathered tensor, after what puts it in order and what is done to every element."""
+    axes: Axes
+    """Of the result."""
+    nodes: tuple[Node, ...]
+    """Everything that computes the result from the shard."""
+    hoisted: tuple[Node, ...] = ()
+    """Elementwise operators among `nodes`, in order, that can as well be applied to the shard."""
+
+
+def read_gather(start: Node) -> Gather | Refusal:
+    """The gather that a start begins, or why it is none that a matmul can take over."""
+    refusal = refuse_form(start, Kind.ALL_GATHER)
+    if refusal is not None:
+        return refusal
+    (wait,) = start.users
+    ranks, group = ops.argument(start, "group_size"), ops.argument(start, "group_name")
+    sent: Node = ops.argument(start, "input")
+    shape = shape_of(sent)
+    if not shape or 0 in shape or ranks < 2:
+        return Refusal("gather-form", start.name, f"shape {list(shape)} over {ranks} ranks")
+    found = Gather(start, wait, sent, ranks, group, wait, side_by_side(shape, ranks), (start, wait))
+    as_bytes = sent.target is BYTES and sent.all_input_nodes[0].meta["val"].dtype is not metadata.tensor_of(sent).dtype
+    ordered = _in_order(found, sent.all_input_nodes[0] if as_bytes else None)
+    return ordered if isinstance(ordered, Refusal) else _hoisting(ordered)
+
+
+def refuse_form(start: Node, kind: Kind) -> Refusal | None:
+    """Why a start is not the plain form of the collective with one wait; None where it is."""
+    spec = ops.spec_of(start.target)
+    if spec is None or spec.kind is not kind:
+        return Refusal("not-a-collective", start.name, f"no {kind.value}")
+    if spec.coalesced or spec.form is not Form.FUNCTIONAL or not spec.waits:
+        return Refusal("pipeline-form", start.name, spec.name)
+    if len(start.users) == 1 and ops.is_wait(next(iter(start.users))) and metadata.has_value(start):
+        return None if isinstance(ops.argument(start, "group_name"), str) else _computed_group(start)
+    block = get_comm_block(start)
+    return block if isinstance(block, Refusal) else Refusal("pipeline-form", start.name, f"{len(start.users)} users")
+
+
+def _computed_group(start: Node) -> Refusal:
+    return Refusal("pipeline-form", start.name, "the graph computes its group")
+
+
+# -- what puts the result in order ------------------------------------------------------------------------------------
+
+
+def _in_order(found: Gather, original: Node | None) -> Gather | Refusal:
+    """The gather up to the node that holds the ranks' parts along the right dimension, in the shard's element type."""
+    join = _join_behind(found.wait)
+    if join is None:
+        return _as_original(found, original, read=False)
+    pieces = pieces_of(join)
+    if isinstance(pieces, str):
+        return Refusal("pieces", join.name, pieces)
+    if pieces.source is not found.wait or pieces.cut_dim != 0 or pieces.count != found.ranks:
+        return Refusal("pieces", join.name, f"{pieces.count} pieces along dim {pieces.cut_dim} of {pieces.source.name}")
+    cuts = {n for n in pieces.nodes if n.target in SPLITS or n.target in SLICES}
+    others = [user.name for user in found.wait.users if user not in cuts]
+    if others:
+        return Refusal("pieces", found.wait.name, f"also used as a whole by {', '.join(others)}")
+    axes = moved_ranks(found.axes, pieces.joined_dim)
+    if axes is None:
+        return Refusal("pieces", join.name, "the ranks' parts do not stand in front")
+    moved = replace(found, result=join, axes=axes, nodes=(*found.nodes, *pieces.nodes))
+    return _as_original(moved, original, pieces.through_bytes)
+
+
+def _join_behind(wait: Node) -> Node | None:
+    """The `cat` that pieces of the result flow into, if they do."""
+    for user in wait.users:
+        pieces = list(user.users) if user.target in SPLITS else [user] if user.target in SLICES else []
+        for piece in pieces:
+            for last in (piece, *(reader for reader in piece.users if reader.target is BYTES)):
+                join = next((reader for reader in last.users if is_join(reader)), None)
+                if join is not None:
+                    return join
+    return None
+
+
+def _as_original(found: Gather, original: Node | None, read: bool) -> Gather | Refusal:
+    """A tensor that travels as bytes, read again as what it is; `read` says that its pieces have been."""
+    dtype = metadata.tensor_of(found.result).dtype
+    if original is None:
+        return Refusal("pieces", found.result.name, "its pieces change their element type") if read else found
+    wanted = metadata.tensor_of(original)
+    result, extra = found.result, tuple[Node, ...]()
+    readers = [user for user in result.users if user.target is BYTES]
+    if len(readers) == 1 and len(result.users) == 1 and metadata.tensor_of(readers[0]).dtype is wanted.dtype:
+        (result,) = extra = (readers[0],)
+    elif dtype is not wanted.dtype:
+        # Who works with the bytes themselves gets them.
+        return found
+    axes = side_by_side(shape_of(original), found.ranks)
+    dim = next(dim for dim, group in enumerate(found.axes) if any(axis.is_ranks for axis in group))
+    moved = moved_ranks(axes, dim) if dim else axes
+    if moved is None:
+        return Refusal("pieces", result.name, "the ranks' parts do not stand in front")
+    # The conversion of the shard to bytes goes too where nobody else uses it.
+    sent = found.shard
+    return replace(found, shard=original, result=result, axes=moved, nodes=(sent, *found.nodes, *extra))
+
+
+# -- what can be done before -------------------------------------------------------------------------------------------
+
+
+def _hoisting(found: Gather) -> Gather:
+    """The gather with the elementwise operators behind it that may as well come before it."""
+    for step in iter(lambda: _next_hoisted(found), None):
+        found = step
+    return found
+
+
+def _next_hoisted(found: Gather) -> Gather | None:
+    node, axes, passed = found.result, found.axes, list[Node]()
+    while len(node.users) == 1:
+        (node,) = node.users
+        passed.append(node)
+        # Before the gather a dimension that a view folds is not folded yet, which only casts do not see.
+        if is_hoistable(node) and (len(passed) == 1 or is_cast(node)):
+            nodes = (*found.nodes, *passed)
+            return replace(found, result=node, axes=axes, nodes=nodes, hoisted=(*found.hoisted, node))
+        turned = after(node, axes) if is_view(node) else None
+        if turned is None:
+            return None
+        axes = turned
+    return None
+
+
+def is_hoistable(node: Node) -> bool:
+    """Whether the operator treats every element alike, by constants alone, and gives no more bytes than it takes.
+
+    Tensors beside the gathered one may differ between ranks, so what they do to a part depends on the rank.
+    """
+    if node.op != "call_function" or len(node.all_input_nodes) != 1 or not metadata.has_value(node):
+        return False
+    made, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    if not isinstance(made, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    if made.dtype.itemsize > source.dtype.itemsize or shape_of(node) != shape_of(node.all_input_nodes[0]):
+        return False
+    return is_cast(node) or _is_elementwise(node)
+
+
+def _is_elementwise(node: Node) -> bool:
+    target = node.target
+    plain = isinstance(target, OpOverload) and effects.effect_of(node) is Effect.PURE
+    return plain and torch.Tag.pointwise in target.tags and not effects.aliased_nodes(node)
+
+
+def axes_behind(found: Gather) -> Iterator[tuple[Node, Axes, tuple[Node, ...]]]:
+    """Everything that looks at the result through views alone: (node, its axes, the views up to it)."""
+    frontier: list[tuple[Node, Axes, tuple[Node, ...]]] = [(found.result, found.axes, ())]
+    while frontier:
+        node, axes, via = frontier.pop()
+        yield node, axes, via
+        for user in node.users:
+            turned = after(user, axes) if is_view(user) else None
+            if turned is not None and any(axis.is_ranks for axis in flattened(turned)):
+                frontier.append((user, turned, (*via, user)))
