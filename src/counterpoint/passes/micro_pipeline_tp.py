@@ -77,7 +77,8 @@ class MicroPipelineTp(Pass):
         planned = plan_graph(view)
         if context.options.bitwise:
             _refuse_all(planned, "a matmul in pieces may round otherwise")
-        plans = self._chosen(planned, Estimates(context), Hiding(view, Estimates(context).compute_us))
+        estimates = Estimates.of(context)
+        plans = self._chosen(planned, estimates, Hiding(view, estimates.compute_us))
         # Asked for before the starts are gone.
         origins = {plan: _own_origins(plan) for plan in plans}
         partners = {plan: partner_of(plan) for plan in plans}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -76,7 +77,7 @@ class Spelling:
             (outer,) = outer.all_input_nodes
         value = self.gathered(self._input(outer), dim)
         for node in reversed(behind):
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda _, value=value: value)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), partial(_instead, value))
             value = self(node.target, *args, **kwargs)
         return value
 
@@ -120,6 +121,10 @@ class Spelling:
             raise UndecidedError
         same = dtype in (None, metadata.tensor_of(total).dtype)
         return total if same else self(ATEN._to_copy.default, total, dtype=dtype)
+
+
+def _instead(value: Node, _: Node) -> Node:
+    return value
 
 
 def _all_gather_matmul(spell: Spelling) -> Spelled:

@@ -70,10 +70,8 @@ def refuse_small(start: Node, work: Work, gain_us: float) -> Refusal | None:
     """Why the parts would not pay; None where they do."""
     if gain_us > 0:
         return None
-    what = (
-        f"{work.communication_us:.0f} us of communication, {work.compute_us:.0f} us of matmul: {-gain_us:.0f} us lost"
-    )
-    return Refusal("too-small", start.name, what)
+    what = f"{work.communication_us:.0f} us of communication, {work.compute_us:.0f} us of matmul"
+    return Refusal("too-small", start.name, f"{what}: {-gain_us:.0f} us lost")
 
 
 @dataclass

@@ -90,8 +90,8 @@ def _in_order(found: Gather, original: Node | None) -> Gather | Refusal:
     pieces = pieces_of(join)
     if isinstance(pieces, str):
         return Refusal("pieces", join.name, pieces)
-    if pieces.source is not found.wait or pieces.cut_dim != 0 or pieces.count != found.ranks:
-        return Refusal("pieces", join.name, f"{pieces.count} pieces along dim {pieces.cut_dim} of {pieces.source.name}")
+    if pieces.source is not found.wait or pieces.cut_dim != 0 or pieces.number != found.ranks:
+        return Refusal("pieces", join.name, f"{pieces.number} along dim {pieces.cut_dim} of {pieces.source.name}")
     cuts = {n for n in pieces.nodes if n.target in SPLITS or n.target in SLICES}
     others = [user.name for user in found.wait.users if user not in cuts]
     if others:
@@ -143,9 +143,8 @@ def _as_original(found: Gather, original: Node | None, read: bool) -> Gather | R
 
 def _hoisting(found: Gather) -> Gather:
     """The gather with the elementwise operators behind it that may as well come before it."""
-    for step in iter(lambda: _next_hoisted(found), None):
-        found = step
-    return found
+    step = _next_hoisted(found)
+    return found if step is None else _hoisting(step)
 
 
 def _next_hoisted(found: Gather) -> Gather | None:
@@ -180,9 +179,9 @@ def is_hoistable(node: Node) -> bool:
 
 
 def _is_elementwise(node: Node) -> bool:
-    target = node.target
-    plain = isinstance(target, OpOverload) and effects.effect_of(node) is Effect.PURE
-    return plain and torch.Tag.pointwise in target.tags and not effects.aliased_nodes(node)
+    if not isinstance(node.target, OpOverload) or effects.effect_of(node) is not Effect.PURE:
+        return False
+    return torch.Tag.pointwise in node.target.tags and not effects.aliased_nodes(node)
 
 
 def axes_behind(found: Gather) -> Iterator[tuple[Node, Axes, tuple[Node, ...]]]:

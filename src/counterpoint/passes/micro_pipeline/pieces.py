@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
     source: Node
     cut_dim: int
     joined_dim: int
-    count: int
+    number: int
     nodes: tuple[Node, ...]
     """Everything between the source and the result, the result included."""
     through_bytes: bool

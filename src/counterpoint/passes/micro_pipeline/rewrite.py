@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch.fx import Node
@@ -142,9 +143,13 @@ def _write_gather(tx: Transaction, plan: GatherPlan, outcome: Outcome) -> Node:
 def hoisted(emit: GraphEmit, gather: Gather, shard: Node) -> Node:
     """The shard after the elementwise operators that were behind the gather."""
     for node in gather.hoisted:
-        args, kwargs = map_arg((node.args, node.kwargs), lambda _, shard=shard: shard)
+        args, kwargs = map_arg((node.args, node.kwargs), partial(_instead, shard))
         shard = _marked(emit, emit(node.target, *args, **kwargs))
     return shard
+
+
+def _instead(value: Node, _: Node) -> Node:
+    return value
 
 
 def laid_out(emit: GraphEmit, shard: Node, form: Form) -> Node:

@@ -145,8 +145,8 @@ def _apart(at: _Walked) -> _Walked | Refusal:
     first = at.axes[0]
     if pieces.joined_dim != 0 or pieces.through_bytes or not first or not first[0].is_ranks:
         return Refusal("pieces", at.value.name, f"joined along dim {pieces.joined_dim}")
-    if pieces.count != first[0].size:
-        return Refusal("pieces", at.value.name, f"{pieces.count} pieces for {first[0].size} ranks")
+    if pieces.number != first[0].size:
+        return Refusal("pieces", at.value.name, f"{pieces.number} pieces for {first[0].size} ranks")
     groups = [first[1:], *at.axes[1:]]
     groups[pieces.cut_dim] = (first[0], *groups[pieces.cut_dim])
     return _Walked(pieces.source, tuple(groups), (*at.nodes, *pieces.nodes), at.cast)

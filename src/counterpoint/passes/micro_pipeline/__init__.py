@@ -1,0 +1,1 @@
+"""What the pass micro-pipeline-tp recognises, how it chooses, and how it rewrites."""
