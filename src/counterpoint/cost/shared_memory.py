@@ -1,7 +1,8 @@
 """What collectives in shared memory take on one host, and from which size two exchanges beat one.
 
-Constants are of one machine (Xeon, two cores, float32, see benchmarks/bench_shared_memory.py); what they decide, the
-crossing, lies within a factor of two elsewhere, where both ways take nearly the same.
+The constants are of one machine (two cores of a Xeon of the Sapphire Rapids generation, float32, ranks pinned, nothing
+else running; `benchmarks/bench_shared_memory.py` prints prediction and measurement side by side). What they decide, the
+crossing, matters little: around it both ways take nearly the same.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 class HostMemory:
     """What moving bytes between the ranks of a host takes."""
 
-    exchange_us: float = 1.5
-    """From one rank's last byte written until another knows: a cache line that travels, and the calls around it."""
+    call_us: float = 4.0
+    """A call from Python, and the first exchange."""
+    exchange_us: float = 0.8
+    """A further exchange: a cache line that travels from one core to another, and the look at it."""
     copy_us_per_mb: float = 60.0
-    """Copying into shared memory, or out of it."""
+    """Copying into shared memory, or out of another core's."""
     read_us_per_mb: float = 60.0
     """Reading another rank's bytes while reducing."""
+    again_us_per_mb: float = 18.0
+    """Writing what is in the cache to a second place."""
 
 
 HOST = HostMemory()
@@ -26,18 +31,38 @@ MB = 1e6
 
 
 def one_shot_us(nbytes: float, ranks: int, host: HostMemory = HOST) -> float:
-    """Every rank copies its input in and reads those of all others."""
+    """All-reduce: every rank copies its input in and reads those of all others."""
     moved = host.copy_us_per_mb + (ranks - 1) * host.read_us_per_mb
-    return host.exchange_us + nbytes / MB * moved
+    return host.call_us + nbytes / MB * moved
 
 
 def two_shot_us(nbytes: float, ranks: int, host: HostMemory = HOST) -> float:
-    """Every rank copies in all but its part, reduces its part, copies the result in twice and the others' out."""
+    """All-reduce: every rank copies in all but its part, reduces its part to two places, copies out the others'."""
     part = 1 / ranks
-    moved = host.copy_us_per_mb * (2 * (1 - part) + part) + (ranks - 1) * part * host.read_us_per_mb
-    return 2 * host.exchange_us + nbytes / MB * moved
+    moved = 2 * (1 - part) * host.copy_us_per_mb + (1 - part) * host.read_us_per_mb + part * host.again_us_per_mb
+    return host.call_us + host.exchange_us + nbytes / MB * moved
+
+
+def all_gather_us(nbytes: float, ranks: int, host: HostMemory = HOST) -> float:
+    """nbytes: of one rank's part. Every rank copies it in, and to its own result, and the others' out."""
+    moved = ranks * host.copy_us_per_mb + host.again_us_per_mb
+    return host.call_us + nbytes / MB * moved
+
+
+def reduce_scatter_us(nbytes: float, ranks: int, host: HostMemory = HOST) -> float:
+    """nbytes: of the whole input. Every rank copies in what the others need, and reduces its part."""
+    others = 1 - 1 / ranks
+    return host.call_us + nbytes / MB * others * (host.copy_us_per_mb + host.read_us_per_mb)
 
 
 def prefers_two_shot(nbytes: float, ranks: int, host: HostMemory = HOST) -> bool:
-    """Whether an all-reduce of a size should take two exchanges. The same on all ranks, whatever they measured."""
+    """Whether an all-reduce of a size should take two exchanges. The same on all ranks, whatever they would measure."""
     return ranks > 1 and two_shot_us(nbytes, ranks, host) < one_shot_us(nbytes, ranks, host)
+
+
+def crossing_bytes(ranks: int, host: HostMemory = HOST) -> float:
+    """From which size two exchanges are faster; infinite where they never are."""
+    if ranks < 2:
+        return float("inf")
+    per_byte = (one_shot_us(MB, ranks, host) - two_shot_us(MB, ranks, host) + host.exchange_us) / MB
+    return host.exchange_us / per_byte if per_byte > 0 else float("inf")

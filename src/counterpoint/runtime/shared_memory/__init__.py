@@ -20,10 +20,10 @@ and two shots by size when it runs. `supports(dtype, reduce_op)` says what the k
 """
 
 from counterpoint.runtime.shared_memory import operators  # noqa: F401  registers what runs
+from counterpoint.runtime.shared_memory.agree import rendezvous
 from counterpoint.runtime.shared_memory.library import supports
 from counterpoint.runtime.shared_memory.loan import Loan
-from counterpoint.runtime.shared_memory.registry import WORKSPACES, Probe, Workspaces
-from counterpoint.runtime.shared_memory.rendezvous import rendezvous
+from counterpoint.runtime.shared_memory.registry import WORKSPACES, Workspaces
 from counterpoint.runtime.shared_memory.workspace import Workspace, reduce_into
 
 workspace_of = WORKSPACES.of
@@ -32,7 +32,6 @@ probe = WORKSPACES.probe
 __all__ = [
     "WORKSPACES",
     "Loan",
-    "Probe",
     "Workspace",
     "Workspaces",
     "probe",

@@ -104,7 +104,7 @@ def _build(compiler: str, target: Path) -> None:
     finally:
         Path(partial).unlink(missing_ok=True)
     raise SharedMemoryError(
-        f"{compiler} cannot build the kernels: {errors.strip()[-1500:]}",
+        f"{compiler} cannot build the kernels: {errors.strip()[:1500]}",
         where="collectives in shared memory",
         next_step="set CXX to a compiler that knows C++17; without it collectives go through the process group",
     )

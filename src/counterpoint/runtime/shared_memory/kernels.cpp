@@ -118,9 +118,10 @@ size_t cp_segment_bytes(int world, size_t slot_bytes) {
   return control_bytes(world) + size_t(2) * world * SLOTS * slot_bytes;
 }
 
-// `context` is memory of the caller, zeroed.
+// `context` is memory of the caller, zeroed. All ranks begin with the same step; a peer's is not looked at before all
+// have joined.
 int cp_join(Context* context, char* base, int rank, int world, size_t slot_bytes, int64_t spin_ns, int64_t timeout_ns,
-            const int* watch, Interrupted interrupted) {
+            const int* watch, Interrupted interrupted, uint32_t first_step) {
   if (world < 1 || world > 1024 || rank < 0 || rank >= world) return -1;
   Context& c = *context;
   c.base = base;
@@ -131,6 +132,11 @@ int cp_join(Context* context, char* base, int rank, int world, size_t slot_bytes
   c.timeout_ns = timeout_ns;
   c.interrupted = interrupted;
   for (int r = 0; r < world; ++r) c.watch[r] = watch[r];
+  for (int lane = 0; lane < LANES; ++lane) {
+    c.step[lane] = first_step;
+    state(c, rank).ready[lane].value.store(first_step);
+    state(c, rank).done[lane].value.store(first_step);
+  }
   return 0;
 }
 
@@ -140,7 +146,7 @@ void cp_fault(const Context* context, Fault* fault) { *fault = context->fault; }
 int cp_combine(char* to, const char* const* from, int sources, size_t count, int type, int operation) {
   Combine combine = find_combine(type, operation);
   if (!combine) return -1;
-  combine(to, from, sources, count, operation == AVG ? sources : 1);
+  combine({to}, from, sources, count, operation == AVG ? sources : 1);
   return 0;
 }
 
@@ -161,7 +167,7 @@ int cp_one_shot(Context* context, const char* in, char* out, size_t count, int t
     const char* from[1024];
     for (int r = 0; r < c.world; ++r) from[r] = slot(c, INPUT, r, call.step(INPUT, k));
     from[c.rank] = in + k * chunk_bytes;
-    combine(out + k * chunk_bytes, from, c.world, length(k) / item, operation == AVG ? c.world : 1);
+    combine({out + k * chunk_bytes}, from, c.world, length(k) / item, operation == AVG ? c.world : 1);
     call.received(k);
     return int(NONE);
   };
@@ -201,10 +207,10 @@ int cp_two_shot(Context* context, const char* in, char* out, size_t count, int t
     uint32_t s = call.step(RESULT, k);
     if (int failure = step_to_write(c, RESULT, s)) return failure;
     char* result = slot(c, RESULT, c.rank, s);
-    combine(result, from, c.world, part / item, operation == AVG ? c.world : 1);
+    Target target{result, out + k * chunk_bytes + mine};
+    combine(target, from, c.world, part / item, operation == AVG ? c.world : 1);
     call.received(k);
     publish(c, RESULT, s);
-    std::memcpy(out + k * chunk_bytes + mine, result, part);
     return int(NONE);
   };
   auto collect = [&](size_t k) {
@@ -235,11 +241,14 @@ int cp_all_gather(Context* context, const char* in, char* out, size_t bytes) {
   Call call(c, signature(ALL_GATHER, 0, 0, bytes), divide_up(bytes, chunk_bytes));
   auto length = [&](size_t k) { return smaller(chunk_bytes, bytes - k * chunk_bytes); };
   auto send = [&](size_t k) {
-    return call.send(k, [&](char* to) { std::memcpy(to, in + k * chunk_bytes, length(k)); });
+    const char* from = in + k * chunk_bytes;
+    char* own = out + bytes * c.rank + k * chunk_bytes;
+    int failure = call.send(k, [&](char* to) { std::memcpy(to, from, length(k)); });
+    // At once, while it is in the cache.
+    if (!failure && own != from) std::memcpy(own, from, length(k));
+    return failure;
   };
   auto take = [&](size_t k) {
-    char* own = out + bytes * c.rank + k * chunk_bytes;
-    if (own != in + k * chunk_bytes) std::memcpy(own, in + k * chunk_bytes, length(k));
     for (int i = 1; i < c.world; ++i) {
       int peer = (c.rank + i) % c.world;
       if (int failure = call.receive(k, peer)) return failure;
@@ -275,7 +284,7 @@ int cp_reduce_scatter(Context* context, const char* in, char* out, size_t count,
     const char* from[1024];
     for (int r = 0; r < c.world; ++r) from[r] = slot(c, INPUT, r, call.step(INPUT, k)) + chunk_bytes * c.rank;
     from[c.rank] = in + bytes * c.rank + k * chunk_bytes;
-    combine(out + k * chunk_bytes, from, c.world, length(k) / item, operation == AVG ? c.world : 1);
+    combine({out + k * chunk_bytes}, from, c.world, length(k) / item, operation == AVG ? c.world : 1);
     call.received(k);
     return int(NONE);
   };
@@ -301,7 +310,13 @@ int cp_wait_lent(Context* context, int peer, uint32_t step) {
   return await(*context, state(*context, peer).ready[LOAN], step, peer);
 }
 
-void cp_lend(Context* context, uint32_t step) { advance(state(*context, context->rank).ready[LOAN], step); }
+int cp_lend(Context* context, uint32_t step) {
+  advance(state(*context, context->rank).ready[LOAN], step);
+  return NONE;
+}
 
-void cp_return(Context* context, uint32_t step) { advance(state(*context, context->rank).done[LOAN], step); }
+int cp_return(Context* context, uint32_t step) {
+  advance(state(*context, context->rank).done[LOAN], step);
+  return NONE;
+}
 }

@@ -72,6 +72,7 @@ _SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = MappingProxyType(
                 ctypes.c_int64,
                 ctypes.POINTER(ctypes.c_int),
                 Interrupted,
+                _STEP,
             ),
         ),
         "cp_fault": (None, (_POINTER, ctypes.POINTER(Fault))),
@@ -82,8 +83,8 @@ _SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = MappingProxyType(
         "cp_reduce_scatter": (_INT, (_POINTER, _POINTER, _POINTER, _SIZE, _INT, _INT)),
         "cp_wait_returned": (_INT, (_POINTER, _STEP)),
         "cp_wait_lent": (_INT, (_POINTER, _INT, _STEP)),
-        "cp_lend": (None, (_POINTER, _STEP)),
-        "cp_return": (None, (_POINTER, _STEP)),
+        "cp_lend": (_INT, (_POINTER, _STEP)),
+        "cp_return": (_INT, (_POINTER, _STEP)),
     }
 )
 

@@ -34,23 +34,22 @@ _STEPS = 1 << 32
 class Loans:
     """The loans of one workspace, in their turns. Regions stay mapped, since mapping costs more than small copies."""
 
-    def __init__(self, workspace: Workspace, segment: Segment) -> None:
-        self._workspace, self._segment = workspace, segment
+    def __init__(self, segment: Segment, first_step: int) -> None:
+        self._segment = segment
         self._mapped: dict[tuple[int, int], mmap.mmap] = {}
         self._turn = 0
-        self._next_step = 0
-        self._ends = [0] * LOAN_TURNS
+        self._next_step = first_step
+        self._ends = [first_step] * LOAN_TURNS
         self._out: Loan | None = None
 
-    def borrow(self, shape: Sequence[int], dtype: torch.dtype, parts: int) -> Loan:
+    def borrow(self, workspace: Workspace, shape: Sequence[int], dtype: torch.dtype, parts: int) -> Loan:
         """The next loan; waits until the memory is free again."""
-        workspace = self._workspace
         if self._out is not None:
             raise SharedMemoryError(
                 "the loan before has not been returned", where=f"group {workspace.group}", next_step="leave its block"
             )
         turn, step = self._turn % LOAN_TURNS, self._next_step
-        workspace._call(workspace._kernels.cp_wait_returned, self._ends[turn])
+        workspace.call("cp_wait_returned", self._ends[turn])
         self._turn, self._next_step = self._turn + 1, (step + parts) % _STEPS
         self._ends[turn] = self._next_step
         self._out = Loan(workspace, self, turn, step, parts, tuple(shape), dtype)
@@ -105,7 +104,7 @@ class Loan:
         if self._published + parts > self.parts:
             raise SharedMemoryError(f"the loan has {self.parts} parts, all are published")
         self._published += parts
-        self._workspace._kernels.cp_lend(self._workspace._context, (self._step + self._published) % _STEPS)
+        self._workspace.call("cp_lend", (self._step + self._published) % _STEPS)
 
     def others(self) -> Iterator[int]:
         """The other ranks of the group by their number in it, beginning behind this one, so that not all ask one."""
@@ -117,15 +116,14 @@ class Loan:
         if peer == self._workspace.rank:
             return self.mine
         needed = self.parts if part is None else part + 1
-        workspace = self._workspace
-        workspace._call(workspace._kernels.cp_wait_lent, peer, (self._step + needed) % _STEPS)
+        self._workspace.call("cp_wait_lent", peer, (self._step + needed) % _STEPS)
         return self._loans.memory(peer, self._turn, self.shape, self.dtype)
 
     def _finish(self) -> None:
         end = (self._step + self.parts) % _STEPS
         if self._published < self.parts:
             self.publish(self.parts - self._published)
-        self._workspace._kernels.cp_return(self._workspace._context, end)
+        self._workspace.call("cp_return", end)
 
 
 def _rounded(nbytes: int) -> int:

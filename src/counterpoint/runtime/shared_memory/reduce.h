@@ -102,34 +102,44 @@ struct And { template <class V> static V apply(V a, V b) { return V(a & b); } };
 struct Or { template <class V> static V apply(V a, V b) { return V(a | b); } };
 struct Xor { template <class V> static V apply(V a, V b) { return V(a ^ b); } };
 
+// Where a reduction goes: to one place, and to a second one while it is still in the cache.
+struct Target {
+  char* to;
+  char* also = nullptr;
+};
+
 // to[i] = from[0][i] op from[1][i] op ...; divided by `divisor` unless that is 1. `to` may be one of the sources.
 template <class T, class Op>
-void combine(char* to, const char* const* from, int sources, size_t count, int divisor) {
+void combine(Target target, const char* const* from, int sources, size_t count, int divisor) {
   using Value = typename T::Value;
   constexpr size_t BLOCK = 1024;
-  Value block[BLOCK];
   for (size_t start = 0; start < count; start += BLOCK) {
     size_t n = count - start < BLOCK ? count - start : BLOCK;
-    const char* first = from[0] + start * T::BYTES;
-    if (sources == 1) {
-      for (size_t i = 0; i < n; ++i) block[i] = T::load(first, i);
+    size_t at = start * T::BYTES;
+    const char* first = from[0] + at;
+    char* to = target.to + at;
+    if (sources == 2 && divisor == 1) {
+      const char* second = from[1] + at;
+      // Where source and target are one, element i depends on element i alone.
+#pragma GCC ivdep
+      for (size_t i = 0; i < n; ++i) T::store(to, i, Op::apply(T::load(first, i), T::load(second, i)));
     } else {
-      const char* second = from[1] + start * T::BYTES;
-      for (size_t i = 0; i < n; ++i) block[i] = Op::apply(T::load(first, i), T::load(second, i));
+      Value block[BLOCK];
+      for (size_t i = 0; i < n; ++i) block[i] = T::load(first, i);
+      for (int s = 1; s < sources; ++s) {
+        const char* next = from[s] + at;
+        for (size_t i = 0; i < n; ++i) block[i] = Op::apply(block[i], T::load(next, i));
+      }
+      if (divisor != 1) {
+        for (size_t i = 0; i < n; ++i) block[i] = Value(block[i] / Value(divisor));
+      }
+      for (size_t i = 0; i < n; ++i) T::store(to, i, block[i]);
     }
-    for (int s = 2; s < sources; ++s) {
-      const char* next = from[s] + start * T::BYTES;
-      for (size_t i = 0; i < n; ++i) block[i] = Op::apply(block[i], T::load(next, i));
-    }
-    if (divisor != 1) {
-      for (size_t i = 0; i < n; ++i) block[i] = Value(block[i] / Value(divisor));
-    }
-    char* out = to + start * T::BYTES;
-    for (size_t i = 0; i < n; ++i) T::store(out, i, block[i]);
+    if (target.also) std::memcpy(target.also + at, to, n * T::BYTES);
   }
 }
 
-using Combine = void (*)(char*, const char* const*, int, size_t, int);
+using Combine = void (*)(Target, const char* const*, int, size_t, int);
 
 template <class T>
 Combine of_floats(int operation) {

@@ -9,18 +9,10 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from counterpoint._torch import process_group
+from counterpoint.cost.capabilities import Capability, absent
 from counterpoint.errors import GroupError, SharedMemoryError
-from counterpoint.runtime.shared_memory.rendezvous import rendezvous
+from counterpoint.runtime.shared_memory.agree import rendezvous
 from counterpoint.runtime.shared_memory.workspace import Workspace
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Whether the ranks of a group can work in shared memory; the same on all of them."""
-
-    available: bool
-    reason: str
-    """Why not, or what was found, in words."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +48,28 @@ class Workspaces:
             if entry is not None and entry.group() is group:
                 return entry.workspace
             workspace = rendezvous(group)
-            # The group's own end is the end of its memory; the interpreter's end needs no help of ours.
-            weakref.finalize(group, workspace.close).atexit = False
             self._entries[name] = _Entry(weakref.ref(group), workspace)
+            # The group's own end is the end of its memory; the interpreter's end needs no help of ours.
+            weakref.finalize(group, self._forget, name, workspace).atexit = False
             return workspace
 
-    def probe(self, group: dist.ProcessGroup | None = None) -> Probe:
-        """Try it: what `of` would say, as data. A collective call of the group."""
+    def _forget(self, name: str, workspace: Workspace) -> None:
+        workspace.close()
+        with self._lock:
+            entry = self._entries.get(name)
+            # Another group may have taken the name since.
+            if entry is not None and entry.workspace is workspace:
+                del self._entries[name]
+
+    def probe(self, group: dist.ProcessGroup | None = None) -> Capability:
+        """Whether the ranks of the group can work in shared memory: tried, and said as data. A collective call."""
         if dist.get_backend(group) == "fake":
-            return Probe(False, "the group only pretends to communicate")
+            return absent("the group only pretends to communicate")
         try:
             workspace = self.of(group)
         except SharedMemoryError as error:
-            return Probe(False, error.what)
-        return Probe(True, f"{workspace.size} ranks of one host share memory")
+            return absent(error.what)
+        return Capability(True, f"{workspace.size} ranks of one host share memory")
 
 
 WORKSPACES = Workspaces()

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import weakref
 
 from counterpoint.errors import SharedMemoryError
 
@@ -25,12 +26,9 @@ class Segment:
 
     def __init__(self, descriptor: int, world: int, kernel_bytes: int) -> None:
         self.descriptor, self.world = descriptor, world
+        self._closed = weakref.finalize(self, os.close, descriptor)
         self._loans_at = _aligned(kernel_bytes)
-        try:
-            self.kernel_part = mmap.mmap(descriptor, kernel_bytes)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        self.kernel_part = mmap.mmap(descriptor, kernel_bytes)
 
     @classmethod
     def create(cls, world: int, kernel_bytes: int) -> Segment:
@@ -71,9 +69,12 @@ class Segment:
 
     def close(self) -> None:
         """Let go of the file. Its memory is free when the last rank has done so, and the last view is gone."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._closed()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this rank has let go of it."""
+        return not self._closed.alive
 
 
 def _aligned(nbytes: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from counterpoint.runtime.shared_memory.library import OPERATIONS, TYPES, Fault,
 from counterpoint.runtime.shared_memory.loan import Loan, Loans
 from counterpoint.runtime.shared_memory.segment import Segment
 
-SLOT_BYTES = 256 * 1024
+SLOT_BYTES = 1024 * 1024
 """What goes through the memory at once; see benchmarks/bench_shared_memory.py."""
 
 
@@ -42,6 +43,7 @@ class Workspace:
         timeout_s: float,
         spin_us: float,
         slot_bytes: int = SLOT_BYTES,
+        first_step: int = 0,
     ) -> None:
         self.rank, self.group, self.timeout_s = rank, group, timeout_s
         self.members = tuple(members)
@@ -61,8 +63,10 @@ class Workspace:
             int(timeout_s * 1e9),
             watches,
             self._pulse.callback,
+            first_step,
         )
-        self._loans = Loans(self, segment)
+        self._loans = Loans(segment, first_step)
+        self._end = weakref.finalize(self, _let_go, segment, self.members)
 
     @property
     def size(self) -> int:
@@ -78,11 +82,11 @@ class Workspace:
 
     def one_shot_all_reduce(self, input: Tensor, op: str = "sum", *, out: Tensor | None = None) -> Tensor:
         """Every rank reads the inputs of all others: one exchange, good for small messages. `out` may be the input."""
-        return self._reduced(self._kernels.cp_one_shot, input, op, out, input.shape)
+        return self._reduced("cp_one_shot", input, op, out, input.shape)
 
     def two_shot_all_reduce(self, input: Tensor, op: str = "sum", *, out: Tensor | None = None) -> Tensor:
         """Every rank reduces a part of the input, then collects the others' parts. `out` may be the input."""
-        return self._reduced(self._kernels.cp_two_shot, input, op, out, input.shape)
+        return self._reduced("cp_two_shot", input, op, out, input.shape)
 
     def reduce_scatter(self, input: Tensor, op: str = "sum", *, out: Tensor | None = None) -> Tensor:
         """This rank's rows of the reduction, `input` split along dim 0. `out` may be those rows of the input."""
@@ -93,19 +97,20 @@ class Workspace:
                 where=f"reduce_scatter of group {self.group}",
                 next_step="pad dim 0 to a multiple of the group size",
             )
-        return self._reduced(self._kernels.cp_reduce_scatter, input, op, out, (rows, *input.shape[1:]))
+        return self._reduced("cp_reduce_scatter", input, op, out, (rows, *input.shape[1:]))
 
     def all_gather(self, input: Tensor, *, out: Tensor | None = None) -> Tensor:
         """The inputs of all ranks along dim 0. `input` may be this rank's part of `out`."""
         rows = input.shape[0] if input.dim() else 1
         result = self._result(input, out, (rows * self.size, *input.shape[1:]), "all_gather")
-        given, filled = self._plain(input), _row_major(result)
+        filled = _row_major(result)
+        given = _apart(self._plain(input), filled, self.rank * input.nbytes)
         with self._turn:
-            self._call(self._kernels.cp_all_gather, given.data_ptr(), filled.data_ptr(), given.nbytes)
+            self.call("cp_all_gather", given.data_ptr(), filled.data_ptr(), given.nbytes)
         return _into(result, filled)
 
-    def _reduced(self, kernel: Any, input: Tensor, op: str, out: Tensor | None, shape: Sequence[int]) -> Tensor:
-        name = kernel.__name__.removeprefix("cp_")
+    def _reduced(self, kernel: str, input: Tensor, op: str, out: Tensor | None, shape: Sequence[int]) -> Tensor:
+        name = kernel.removeprefix("cp_")
         if not supports(input.dtype, op):
             raise SharedMemoryError(
                 f"there is no {op!r} of {input.dtype}",
@@ -113,9 +118,10 @@ class Workspace:
                 next_step=f"use one of {', '.join(OPERATIONS)}; avg is for floats, bitwise operations for integers",
             )
         result = self._result(input, out, shape, name)
-        given, filled = self._plain(input), _row_major(result)
+        filled = _row_major(result)
+        given = _apart(self._plain(input), filled, -self.rank * filled.nbytes if filled.nbytes < input.nbytes else 0)
         with self._turn:
-            self._call(
+            self.call(
                 kernel,
                 given.data_ptr(),
                 filled.data_ptr(),
@@ -142,23 +148,25 @@ class Workspace:
                 where=f"group {self.group}",
                 next_step="shared memory is for the CPU; elsewhere use the process group or torch's symmetric memory",
             )
-        return input.detach().contiguous()
+        return input.detach().resolve_conj().resolve_neg().contiguous()
 
     # -- in place reading ---------------------------------------------------------------------------------------------
 
     def borrow(self, shape: Sequence[int], dtype: torch.dtype, parts: int = 1) -> Loan:
         """Memory of this rank that its peers can read where it lies; see `Loan`. All ranks call it alike."""
-        return self._loans.borrow(shape, dtype, parts)
+        return self._loans.borrow(self, shape, dtype, parts)
 
     # -- failures, end ------------------------------------------------------------------------------------------------
 
-    def _call(self, kernel: Any, *arguments: Any) -> None:
-        """Run a kernel; the errors that it reports are raised. The caller holds the turn, or needs none."""
-        if self._segment.descriptor < 0:
+    def call(self, kernel: str, *arguments: Any) -> None:
+        """Run a kernel by its name; the errors that it reports are raised."""
+        if self._segment.closed:
             raise SharedMemoryError(
-                "the workspace is closed", where=f"group {self.group}", next_step="make another by `rendezvous`"
+                "the workspace is closed",
+                where=f"group {self.group}",
+                next_step="a group's memory ends with the group; ask for the workspace of a group that is alive",
             )
-        if kernel(self._context, *arguments) != 0:
+        if getattr(self._kernels, kernel)(self._context, *arguments) != 0:
             fault = Fault()
             self._kernels.cp_fault(self._context, ctypes.byref(fault))
             self._pulse.reraise()
@@ -167,9 +175,13 @@ class Workspace:
     def close(self) -> None:
         """Let go of the memory; it is free when every rank has done so or ended. Twice does no harm."""
         with self._turn:
-            self._segment.close()
-            for member in self.members:
-                member.forget()
+            self._end()
+
+
+def _let_go(segment: Segment, members: Sequence[Member]) -> None:
+    segment.close()
+    for member in members:
+        member.forget()
 
 
 def reduce_into(kernels: ctypes.CDLL, out: Tensor, tensors: Sequence[Tensor], op: str = "sum") -> Tensor:
@@ -185,7 +197,19 @@ def reduce_into(kernels: ctypes.CDLL, out: Tensor, tensors: Sequence[Tensor], op
 def _row_major(result: Tensor) -> Tensor:
     """Where the kernel writes: the result itself, or memory beside it."""
     plain = result.detach()
-    return plain if plain.is_contiguous() else torch.empty_like(plain, memory_format=torch.contiguous_format)
+    if plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
+        return plain
+    return torch.empty_like(plain, memory_format=torch.contiguous_format)
+
+
+def _apart(given: Tensor, filled: Tensor, offset: int) -> Tensor:
+    """The input, copied where the kernel would overwrite what it still has to read.
+
+    It reads and writes element by element, so the input may lie exactly `offset` bytes behind the result's beginning.
+    """
+    first, other = given.data_ptr(), filled.data_ptr()
+    overlap = first < other + filled.nbytes and other < first + given.nbytes
+    return given.clone() if overlap and first - other != offset else given
 
 
 def _into(result: Tensor, filled: Tensor) -> Tensor:
