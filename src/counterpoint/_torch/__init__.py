@@ -89,7 +89,6 @@ from counterpoint._torch.tracing import (
 )
 from counterpoint._torch.versions import (
     OLDEST_TORCH,
-    compiler_cache_folder,
     require_supported_torch,
     torch_version,
 )
@@ -115,7 +114,6 @@ __all__ = [
     "binding_path",
     "bring_back",
     "compiled_backward",
-    "compiler_cache_folder",
     "copy_dynamic_marks",
     "copy_graph",
     "copy_tensor_hooks",

@@ -23,10 +23,3 @@ def require_supported_torch() -> None:
             f"torch {torch.__version__} is older than {oldest}, the oldest supported version",
             next_step=f"install torch {oldest} or newer",
         )
-
-
-def compiler_cache_folder() -> str:
-    """Where torch keeps what it compiled; TORCHINDUCTOR_CACHE_DIR moves it."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return str(cache_dir())

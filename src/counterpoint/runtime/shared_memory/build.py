@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from counterpoint._torch import compiler_cache_folder
 from counterpoint.errors import SharedMemoryError
 
 HERE = Path(__file__).resolve().parent
@@ -56,8 +55,12 @@ def built_library(compiler: str | None = None, folder: Path | None = None) -> Pa
 
 
 def _kernel_folder() -> Path:
-    """Where built kernels are kept: in torch's cache, if that is ours alone; else for this process only."""
-    kept = Path(compiler_cache_folder()) / "counterpoint"
+    """Where built kernels are kept, if that is ours alone: inside inductor's cache if that was moved, else near it.
+
+    Where it is not, a folder for this process only.
+    """
+    moved = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    kept = Path(moved, "counterpoint") if moved else Path(tempfile.gettempdir(), f"counterpoint_{os.geteuid()}")
     with contextlib.suppress(OSError):
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = kept.stat()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 
 from counterpoint.errors import SharedMemoryError
 from counterpoint.runtime.shared_memory.library import KINDS, OPERATIONS, TYPES, Fault, Interrupted
@@ -40,25 +40,27 @@ class Member:
             self.watch = -1
 
 
-@dataclass
 class Pulse:
-    """Lets signal handlers run while a kernel waits: it asks now and then, and stops waiting when one raised."""
+    """Lets signal handlers run while a kernel waits: it asks now and then, and stops waiting when one has raised."""
 
-    raised: BaseException | None = None
-    callback: object = field(init=False)
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+        beats = self._beats()
+        next(beats)
+        # Python runs handlers as soon as any of its code runs: in a function before its first line, where nothing
+        # could catch, but in a generator where it stopped, and that is inside a `try`.
+        self.callback = Interrupted(beats.__next__)
 
-    def __post_init__(self) -> None:
-        self.callback = Interrupted(self._beat)
-
-    def _beat(self) -> int:
-        # Python runs the handlers of signals that have arrived as soon as it runs at all: in the lines below.
-        try:
-            for _ in range(2):
-                pass
-        except BaseException as error:
-            self.raised = error
-            return 1
-        return 0
+    def _beats(self) -> Generator[int, None, None]:
+        answer = 0
+        while True:
+            try:
+                yield answer
+                answer = 0
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self.raised, answer = error, 1
 
     def reraise(self) -> None:
         """Raise what a handler raised."""

@@ -105,8 +105,7 @@ class Workspace:
         result = self._result(input, out, (rows * self.size, *input.shape[1:]), "all_gather")
         filled = _row_major(result)
         given = _apart(self._plain(input), filled, self.rank * input.nbytes)
-        with self._turn:
-            self.call("cp_all_gather", given.data_ptr(), filled.data_ptr(), given.nbytes)
+        self.call("cp_all_gather", given.data_ptr(), filled.data_ptr(), given.nbytes)
         return _into(result, filled)
 
     def _reduced(self, kernel: str, input: Tensor, op: str, out: Tensor | None, shape: Sequence[int]) -> Tensor:
@@ -120,15 +119,8 @@ class Workspace:
         result = self._result(input, out, shape, name)
         filled = _row_major(result)
         given = _apart(self._plain(input), filled, -self.rank * filled.nbytes if filled.nbytes < input.nbytes else 0)
-        with self._turn:
-            self.call(
-                kernel,
-                given.data_ptr(),
-                filled.data_ptr(),
-                filled.numel(),
-                TYPES[input.dtype],
-                OPERATIONS[op],
-            )
+        number = TYPES[input.dtype], OPERATIONS[op]
+        self.call(kernel, given.data_ptr(), filled.data_ptr(), filled.numel(), *number)
         return _into(result, filled)
 
     def _result(self, input: Tensor, out: Tensor | None, shape: Sequence[int], name: str) -> Tensor:
@@ -166,11 +158,13 @@ class Workspace:
                 where=f"group {self.group}",
                 next_step="a group's memory ends with the group; ask for the workspace of a group that is alive",
             )
-        if getattr(self._kernels, kernel)(self._context, *arguments) != 0:
+        with self._turn:
+            if getattr(self._kernels, kernel)(self._context, *arguments) == 0:
+                return
             fault = Fault()
             self._kernels.cp_fault(self._context, ctypes.byref(fault))
-            self._pulse.reraise()
-            raise fault_error(fault, self.members, self.rank, self.group, self.timeout_s)
+        self._pulse.reraise()
+        raise fault_error(fault, self.members, self.rank, self.group, self.timeout_s)
 
     def close(self) -> None:
         """Let go of the memory; it is free when every rank has done so or ended. Twice does no harm."""
