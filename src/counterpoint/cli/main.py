@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from counterpoint.cli.demo import demo
+from counterpoint.cli.explain import explain
 from counterpoint.cli.opt import opt
 from counterpoint.cli.terminal import show_error
 from counterpoint.errors import ContractError, CounterpointError, OptionError, PassError
@@ -63,3 +64,4 @@ def main(debug: bool) -> None:
 
 main.add_command(opt)
 main.add_command(demo)
+main.add_command(explain)

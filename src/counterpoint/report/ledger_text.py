@@ -17,6 +17,7 @@ from rich.text import Text
 
 from counterpoint.ir.reason import REASONS
 from counterpoint.passes.ledger import Entry, Facts, Ledger, Total, VerdictKind
+from counterpoint.report.words import time_text
 
 Cell = Callable[[Entry], str]
 
@@ -38,8 +39,8 @@ def ledger_view(ledger: Ledger, *, by_module: bool = False, plain: bool = False)
     """The whole ledger for a rich console; `plain` draws without lines and colours."""
     if not ledger.entries:
         return Text("The graph has no collectives.")
-    table = _entries_table(ledger, by_module, plain)
-    return Group(table, Text(""), _totals_table(ledger, plain), *_reason_lines(ledger))
+    table = entries_table(ledger, by_module, plain)
+    return Group(table, Text(""), totals_table(ledger, plain), *_reason_lines(ledger))
 
 
 def ledger_text(ledger: Ledger, *, by_module: bool = False) -> str:
@@ -61,12 +62,13 @@ def new_table(plain: bool) -> Table:
     return Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False, header_style="" if plain else "bold")
 
 
-def _entries_table(ledger: Ledger, by_module: bool, plain: bool) -> Table:
+def entries_table(ledger: Ledger, by_module: bool, plain: bool) -> Table:
+    """One line a collective."""
     columns = [c for c in _COLUMNS if not (by_module and c is module_cell)]
     columns = [cell for cell in columns if any(cell(entry) for entry in ledger)]
     table = new_table(plain)
     for cell in columns:
-        right = cell is bytes_cell
+        right = cell in (bytes_cell, exposed_cell)
         table.add_column(_COLUMNS[cell], justify="right" if right else "left", no_wrap=right, overflow="fold")
     if not by_module:
         for entry in ledger:
@@ -117,6 +119,15 @@ def verdict_cell(entry: Entry) -> str:
     return str(replace(verdict, blocking="") if verdict.blocking == entry.facts.node else verdict)
 
 
+def exposed_cell(entry: Entry) -> str:
+    """The predicted time in which compute waits for it, before and after; nothing without a prediction."""
+    before, after = entry.facts.exposed_before_us, entry.exposed_after_us
+    if before is None and after is None:
+        return ""
+    first, last = time_text(before), time_text(after)
+    return last if first == last else f"{first} to {last}"
+
+
 def module_cell(entry: Entry) -> str:
     """The module of the user's code."""
     return entry.facts.module
@@ -133,6 +144,7 @@ _COLUMNS: dict[Cell, str] = {
     group_cell: "group",
     payload_cell: "payload",
     bytes_cell: "bytes",
+    exposed_cell: "exposed",
     verdict_cell: "verdict",
     module_cell: "module",
     source_cell: "source",
@@ -147,7 +159,8 @@ def payload_text(facts: Facts) -> str:
     return " ".join([*([facts.reduce_op] if facts.reduce_op else []), *tensors[:1], *more])
 
 
-def _totals_table(ledger: Ledger, plain: bool) -> Table:
+def totals_table(ledger: Ledger, plain: bool) -> Table:
+    """One line a verdict, and one for all."""
     table = new_table(plain)
     table.add_column("verdict")
     for heading in ("collectives", "share", "bytes"):

@@ -13,7 +13,8 @@ def time_text(us: float | None) -> str:
     for size, unit in ((1e6, "s"), (1e3, "ms")):
         if abs(us) >= size:
             return f"{us / size:.4g} {unit}"
-    return f"{us:.4g} us"
+    # Nothing is known to a hundredth of a microsecond.
+    return f"{us:.4g} us" if abs(us) >= 100 else f"{round(us, 1):g} us"
 
 
 def why_text(verdict: Verdict) -> str:

@@ -17,16 +17,20 @@ def flags(command: click.Command) -> set[str]:
 
 
 def test_the_flags_are_these() -> None:
-    assert set(main.commands) == {"demo", "opt"}
+    assert set(main.commands) == {"demo", "explain", "opt"}
     assert flags(main) == {"--debug", "--version"}
     assert flags(main.commands["opt"]) == {
         *("file", "--passes", "--verify", "--bitwise", "--no-bitwise", "--on-error", "--output", "-o"),
-        *("--json", "--graph", "--no-graph", "--by-module", "--list-passes"),
+        *("--json", "--graph", "--no-graph", "--by-module", "--list-passes", "--topology", "--cost-table"),
+    }
+    assert flags(main.commands["explain"]) == {
+        *("target", "--world-size", "--parallel", "--topology", "--passes", "--verify", "--bitwise", "--no-bitwise"),
+        *("--cost-table", "--every", "--json", "--html", "--trace", "--fail-if"),
     }
     assert flags(main.commands["demo"]) == {"--steps", "--way", "--codegen", "--passes", "--verify", "--output"}
 
 
-@pytest.mark.parametrize("arguments", [[], ["opt"], ["demo"]])
+@pytest.mark.parametrize("arguments", [[], ["opt"], ["demo"], ["explain"]])
 def test_help_has_examples_and_exit_codes(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, [*arguments, "--help"])
     assert result.exit_code == 0

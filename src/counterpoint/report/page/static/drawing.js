@@ -243,9 +243,11 @@ function drawMemory(context, scene, row) {
 function traceMemory(context, scene, row, run) {
   const { at, bytes } = run.memory, height = bytesHeld => row.top + row.height - 3 - (row.height - 8) * bytesHeld / scene.view.peak;
   context.beginPath();
-  let level = at[0] > 0 ? 0 : bytes[0], pixel = -1e9, high = level;
+  // Inputs are there from the beginning, which may be told in several points.
+  let level = bytes[Math.max(0, at.findLastIndex(time => time <= 0))], pixel = -1e9, high = level;
   context.moveTo(toX(scene, 0), height(level));
   for (let i = 0; i < at.length; i++) {
+    if (at[i] <= 0) continue;
     const x = toX(scene, at[i]);
     if (x - pixel >= 0.7) {
       context.lineTo(x, height(high)); context.lineTo(x, height(level)); context.lineTo(x, height(bytes[i]));
