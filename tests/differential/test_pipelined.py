@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.pipelined_cases import GatherCase, ScatterCase, check_all
+from tests.support.gloo import RankError
+from tests.support.pipelined_cases import GatherCase, ScatterCase, check_all, check_gradients
+from tests.support.pipelined_checks import (
+    check_average_gradients,
+    check_scaled_gathers,
+    check_scaled_scatters,
+    opcheck_all,
+)
+from tests.support.pipelined_failures import killed, stalled
 
 BF16 = torch.bfloat16
 
@@ -96,3 +105,60 @@ def test_products_of_what_is_gathered(ranks, world_size: int, lowering: str, chu
 @pytest.mark.parametrize(("lowering", "chunks"), WAYS)
 def test_reductions_of_products(ranks, world_size: int, lowering: str, chunks: int) -> None:
     assert ranks(world_size).run(check_all, scatter_cases(world_size, chunks), lowering) == [{}] * world_size
+
+
+def has_gradient(case: Any) -> bool:
+    """Torch's own gradient of a reduction is for sums alone; and what is empty has none."""
+    empty = 0 in (case.shard if isinstance(case, GatherCase) else case.lefts[0])
+    gaps = len(set(map(type, getattr(case, "biases", None) or ()))) > 1
+    return not empty and not gaps and getattr(case, "reduce_op", "sum") == "sum"
+
+
+@pytest.mark.parametrize("lowering", ["plain", "messages"])
+def test_gradients_are_those_of_the_plain_sequence(ranks, lowering: str) -> None:
+    cases = [*gather_cases(2), *sized_gather_cases(2, 2), *scatter_cases(2, 2)]
+    assert ranks(2).run(check_gradients, [c for c in cases if has_gradient(c)], lowering) == [{}, {}]
+
+
+def test_gradients_of_averages(ranks) -> None:
+    sums = [ScatterCase(lefts=((4, 7),), rights=((7, 3),), bias=(3,), dtype=torch.float64, dim=d) for d in (0, None)]
+    averages = [replace(case, reduce_op="avg") for case in sums]
+    assert ranks(2).run(check_average_gradients, sums, averages) == [[], []]
+
+
+@pytest.mark.parametrize("lowering", ["plain", "messages", "shared_memory"])
+@pytest.mark.parametrize("check", [check_scaled_gathers, check_scaled_scatters])
+def test_scaled_products(ranks, check: Any, lowering: str) -> None:
+    assert ranks(2).run(check, lowering) == [[], []]
+
+
+def test_torch_finds_nothing_wrong_with_the_operators(ranks) -> None:
+    for found in ranks(2).run(opcheck_all):
+        assert {outcome for checks in found.values() for outcome in checks.values()} == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("operator", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
+def test_a_rank_that_does_not_come_is_an_error_within_the_timeout(ranks, operator: str) -> None:
+    (kind, text), _ = ranks(2).run(stalled, operator, "messages", deadline_s=60)
+    assert kind == "CommunicationError"
+    assert f"counterpoint::{operator}" in text
+
+
+def test_a_rank_that_does_not_come_to_shared_memory_is_an_error_too(ranks) -> None:
+    (kind, _), _ = ranks(2).run(stalled, "all_gather_matmul", "shared_memory", deadline_s=60)
+    assert kind == "SharedMemoryError"
+
+
+@pytest.mark.parametrize(
+    ("operator", "lowering", "error"),
+    [
+        ("all_gather_matmul", "messages", "CommunicationError"),
+        ("matmul_reduce_scatter", "messages", "CommunicationError"),
+        ("matmul_reduce_scatter", "shared_memory", "SharedMemoryError"),
+    ],
+)
+def test_a_rank_that_is_killed_is_an_error_for_the_others(ranks, operator: str, lowering: str, error: str) -> None:
+    with pytest.raises(RankError) as caught:
+        ranks(2).run(killed, operator, lowering, deadline_s=60)
+    assert "exit code -9" in caught.value.failures[1]
+    assert error in caught.value.failures[0]

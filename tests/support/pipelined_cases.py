@@ -6,7 +6,7 @@ answers what differs. Operands are small whole numbers, so that sums come out th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,9 +77,17 @@ class Draw:
         """The same in row-major order."""
         return torch.randint(-3, 4, tuple(shape), generator=self.generator).to(self.device, self.dtype)
 
-    def maybe(self, shape: Sequence[int] | None) -> Tensor | None:
-        """None for no shape."""
-        return None if shape is None else self.plain(shape)
+
+def drawer(draw: Draw, given: Sequence[Tensor] | None) -> Callable[..., Any]:
+    """Hands out operands by shape: the given ones in their order, or drawn ones; None for no shape."""
+    operands = iter(given) if given is not None else None
+
+    def one(shape: Sequence[int] | None, plain: bool = False) -> Tensor | None:
+        if shape is None or operands is not None:
+            return None if shape is None else next(operands)
+        return draw.plain(shape) if plain else draw.one(shape)
+
+    return one
 
 
 def world() -> tuple[int, str]:
@@ -90,6 +98,9 @@ def world() -> tuple[int, str]:
 def gathered(tensor: Tensor, dim: int) -> Tensor:
     """All ranks' tensors along a dim."""
     ranks, group = world()
+    if tensor.dtype is torch.float8_e4m3fn:
+        # Backends do not know eight-bit floats.
+        return gathered(tensor.contiguous().view(torch.uint8), dim).view(tensor.dtype)
     line = WAIT(C10D.all_gather_into_tensor.default(tensor.contiguous(), ranks, group))
     return line if dim % tensor.dim() == 0 else torch.cat(line.chunk(ranks), dim)
 
@@ -103,11 +114,11 @@ def scattered(total: Tensor, dim: int | None, reduce_op: str) -> Tensor:
     return WAIT(C10D.reduce_scatter_tensor.default(line.contiguous(), reduce_op, ranks, group))
 
 
-def run_gather(case: GatherCase, device: str = "cpu") -> tuple[list[Tensor], list[Tensor]]:
-    """The results of the plain sequence, and of the operator."""
-    draw = Draw(case.dtype, case.transposed, device)
-    shard, others = draw.one(case.shard), [draw.one(shape) for shape in case.others]
-    biases = [draw.maybe(shape) for shape in case.biases or [None] * len(others)]
+def run_gather(case: GatherCase, device: str = "cpu", given: Any = None) -> tuple[list[Tensor], list[Tensor]]:
+    """The results of the plain sequence, and of the operator; of given operands, or drawn ones."""
+    one = drawer(Draw(case.dtype, case.transposed, device), given)
+    shard, others = one(case.shard), [one(shape) for shape in case.others]
+    biases = [one(shape, plain=True) for shape in case.biases or [None] * len(others)]
     dtypes = case.out_dtypes or (case.dtype,) * len(others)
     whole = gathered(shard, case.dim)
     expected = []
@@ -121,11 +132,11 @@ def run_gather(case: GatherCase, device: str = "cpu") -> tuple[list[Tensor], lis
     return [*expected, whole] if case.keep else expected, found
 
 
-def run_scatter(case: ScatterCase, device: str = "cpu") -> tuple[list[Tensor], list[Tensor]]:
+def run_scatter(case: ScatterCase, device: str = "cpu", given: Any = None) -> tuple[list[Tensor], list[Tensor]]:
     """The same for a reduction of products."""
-    draw = Draw(case.dtype, case.transposed, device)
-    lefts, rights = [draw.one(shape) for shape in case.lefts], [draw.one(shape) for shape in case.rights]
-    bias = draw.maybe(case.bias)
+    one = drawer(Draw(case.dtype, case.transposed, device), given)
+    lefts, rights = [one(shape) for shape in case.lefts], [one(shape) for shape in case.rights]
+    bias = one(case.bias, plain=True)
     total = sum(torch.matmul(left, right) for left, right in zip(lefts, rights, strict=True))
     total = total if bias is None else total + bias
     expected = scattered(total.to(case.out_dtype or case.dtype), case.dim, case.reduce_op)
@@ -141,14 +152,16 @@ def run_scatter(case: ScatterCase, device: str = "cpu") -> tuple[list[Tensor], l
 
 def check(case: Any, device: str = "cpu") -> list[str]:
     """What differs between the two on this rank."""
-    expected, found = run_gather(case, device) if isinstance(case, GatherCase) else run_scatter(case, device)
+    expected, found = (run_gather if isinstance(case, GatherCase) else run_scatter)(case, device)
     if len(expected) != len(found):
         return [f"{len(found)} results instead of {len(expected)}"]
     return [line for i, pair in enumerate(zip(expected, found, strict=True)) for line in differences(i, *pair)]
 
 
-def differences(index: int, expected: Tensor, found: Tensor) -> list[str]:
+def differences(index: int, expected: Tensor, found: Tensor, strides: bool = True) -> list[str]:
     """In what the operator's result is not the plain one."""
+    if expected is None or found is None:
+        return [] if expected is found else [f"result {index}: {found} instead of {expected}"]
     lines = [
         f"result {index}: {name} is {getattr(found, name)} instead of {getattr(expected, name)}"
         for name in ("shape", "dtype", "device")
@@ -156,7 +169,7 @@ def differences(index: int, expected: Tensor, found: Tensor) -> list[str]:
     ]
     if lines:
         return lines
-    if found.stride() != expected.contiguous().stride():
+    if strides and found.stride() != expected.contiguous().stride():
         lines.append(f"result {index}: strides are {found.stride()} instead of {expected.contiguous().stride()}")
     if not torch.equal(found, expected):
         worst = (found.double() - expected.double()).abs().max()
@@ -170,6 +183,36 @@ def settle(lowering: str, device: str = "cpu") -> None:
     if lowering != "plain":
         given[lowering] = Capability(True, "asked for by the test")
     PROBES.settle(dist.group.WORLD, torch.device(device), Capabilities(**given))
+
+
+def gradients(case: Any, pipelined: bool) -> list[Tensor | None]:
+    """The gradients of all operands for one loss, through the plain sequence or the operator."""
+    draw = Draw(case.dtype, case.transposed)
+    if isinstance(case, GatherCase):
+        operands = [draw.one(case.shard), *(draw.one(shape) for shape in case.others)]
+        operands += [draw.plain(shape) for shape in case.biases or () if shape is not None]
+    else:
+        operands = [draw.one(shape) for shape in (*case.lefts, *case.rights)]
+        operands += [draw.plain(case.bias)] if case.bias is not None else []
+    for operand in operands:
+        operand.requires_grad_()
+    expected, found = (run_gather if isinstance(case, GatherCase) else run_scatter)(case, given=operands)
+    results = found if pipelined else expected
+    draw.generator.manual_seed(5)
+    loss = sum((result * draw.plain(result.shape).to(result.dtype)).sum() for result in results)
+    loss.backward()
+    return [operand.grad for operand in operands]
+
+
+def check_gradients(cases: Sequence[Any], lowering: str) -> dict[str, list[str]]:
+    """The cases whose gradients differ on this rank, each with how."""
+    settle(lowering)
+    found = {}
+    for case in cases:
+        pairs = zip(gradients(case, False), gradients(case, True), strict=True)
+        lines = [line for i, (one, other) in enumerate(pairs) for line in differences(i, one, other, strides=False)]
+        found |= {repr(case): lines} if lines else {}
+    return found
 
 
 def check_all(cases: Sequence[Any], lowering: str, device: str = "cpu") -> dict[str, list[str]]:

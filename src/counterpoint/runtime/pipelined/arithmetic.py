@@ -89,6 +89,11 @@ def multiply_scaled_into(
     out.copy_(product.view(out.shape))
 
 
+def as_sent(tensor: Tensor) -> Tensor:
+    """The tensor in an element type that every backend sends: eight-bit floats travel as bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1 else tensor
+
+
 def part(tensor: Tensor, dim: int, start: int, length: int) -> Tensor:
     """A part along a dim counted from the end; all of a tensor that has no such dim, or one size for all there."""
     if tensor.dim() < -dim or tensor.shape[dim] == 1:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from counterpoint.runtime.pipelined.arithmetic import as_sent
 from counterpoint.runtime.pipelined.failures import failing_as
 
 _TAG = 0x6370
@@ -49,12 +50,14 @@ class _HostExchange:
 
     def __init__(self, group: dist.ProcessGroup, where: str, inboxes: Sequence[Inbox]) -> None:
         self._group, self._where = group, where
-        self._arriving = [dist.irecv(inbox.buffer, group=group, group_src=inbox.source, tag=_TAG) for inbox in inboxes]
+        self._arriving = [
+            dist.irecv(as_sent(buffer), group=group, group_src=source, tag=_TAG) for buffer, source in inboxes
+        ]
         self._leaving: list[Any] = []
 
     def send(self, step: int, message: Tensor, target: int) -> None:
         with failing_as(self._where, self._group):
-            self._leaving.append(dist.isend(message, group=self._group, group_dst=target, tag=_TAG))
+            self._leaving.append(dist.isend(as_sent(message), group=self._group, group_dst=target, tag=_TAG))
 
     def receive(self, step: int) -> None:
         with failing_as(self._where, self._group):
@@ -76,8 +79,8 @@ class _DeviceExchange:
     def send(self, step: int, message: Tensor, target: int) -> None:
         inbox = self._inboxes[step]
         both = [
-            dist.P2POp(dist.isend, message, group=self._group, tag=_TAG, group_peer=target),
-            dist.P2POp(dist.irecv, inbox.buffer, group=self._group, tag=_TAG, group_peer=inbox.source),
+            dist.P2POp(dist.isend, as_sent(message), group=self._group, tag=_TAG, group_peer=target),
+            dist.P2POp(dist.irecv, as_sent(inbox.buffer), group=self._group, tag=_TAG, group_peer=inbox.source),
         ]
         with failing_as(self._where, self._group):
             self._steps[step] = dist.batch_isend_irecv(both)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from counterpoint.ir.pipelined import check_reduce_op
 from counterpoint.ir.products import check_lists, from_end, scattered_shape
-from counterpoint.runtime.pipelined import run
+from counterpoint.runtime.pipelined import gradients, run  # noqa: F401  the first registers gradients
 from counterpoint.runtime.pipelined.gathers import Factor, Gather, ScaledFactor
 from counterpoint.runtime.pipelined.groups import sized_group
 from counterpoint.runtime.pipelined.scatters import Partial, Scales

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from counterpoint.runtime.pipelined.arithmetic import as_sent
 from counterpoint.runtime.pipelined.failures import failing_as
 from counterpoint.runtime.pipelined.gathers import Gather, Products
 from counterpoint.runtime.pipelined.scatters import Partial
@@ -17,7 +18,8 @@ _WAIT = _C10D.wait_tensor.default
 def gather_tensor(tensor: Tensor, dim: int, ranks: int, group: dist.ProcessGroup) -> Tensor:
     """All ranks' tensors, one behind the other along a dim, contiguous."""
     with failing_as("all_gather", group):
-        line: Tensor = _WAIT(_C10D.all_gather_into_tensor.default(tensor.contiguous(), ranks, group.group_name))
+        sent = as_sent(tensor.contiguous())
+        line: Tensor = _WAIT(_C10D.all_gather_into_tensor.default(sent, ranks, group.group_name)).view(tensor.dtype)
     if dim % tensor.dim() == 0:
         return line
     return torch.cat(line.tensor_split(ranks), dim)

@@ -1,0 +1,186 @@
+"""Gradients of the pipelined operators, for models that call them directly. Graphs are rewritten behind autograd.
+
+They follow torch's functional collectives: a loss is the sum over ranks, so a gather's gradient is reduced and
+scattered, a reduce-scatter's is gathered, an all-reduce's is reduced. Backward is pipelined where it communicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from counterpoint.errors import OperatorError
+from counterpoint.ir.pipelined import OPS
+
+_C10D = torch.ops._c10d_functional
+
+
+def _transposed(value: Tensor) -> Tensor:
+    return value.transpose(-1, -2)
+
+
+def left_gradient(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Two factors whose product is the gradient of the left operand."""
+    if left.dim() == 2 and right.dim() > 2:
+        # Sums over what the left operand lacks, as part of the product.
+        wide = grad.flatten(0, -3).transpose(0, 1).reshape(grad.shape[-2], -1)
+        return wide, _transposed(right.flatten(0, -3)).reshape(-1, right.shape[-2])
+    return grad, _transposed(right)
+
+
+def right_gradient(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Two factors whose product is the gradient of the right operand."""
+    if right.dim() == 2:
+        return left.reshape(-1, left.shape[-1]).t(), grad.reshape(-1, grad.shape[-1])
+    return _transposed(left), grad
+
+
+# -- gathers ----------------------------------------------------------------------------------------------------------
+
+
+def _keep_gather(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+    shard, others, biases, _, *settings, keep = inputs
+    ctx.dim, ctx.left, ctx.chunks, ctx.ranks, ctx.group = settings
+    ctx.count, ctx.keep = len(others), keep
+    ctx.biases = [bias.shape for bias in biases if bias is not None]
+    if any(bias is not None and bias.requires_grad for bias in biases) and len(ctx.biases) < len(biases):
+        # Autograd sees lists of tensors, and none with gaps: such biases would silently get no gradient.
+        raise OperatorError(
+            "some biases are None, and others need a gradient",
+            where="counterpoint::all_gather_matmul",
+            next_step="give a bias to every product or to none, for example zeros, or make a call for each kind",
+        )
+    ctx.save_for_backward(shard, *others, *([output[-1]] if keep else []))
+
+
+def _gather_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    shard, *held = ctx.saved_tensors
+    others, kept = held[: ctx.count], held[ctx.count :]
+    products = [None if grad is None else grad.to(shard.dtype) for grad in grads[: ctx.count]]
+    of_gathered = grads[-1] if ctx.keep else None
+    needs_shard, needs_others = ctx.needs_input_grad[:2]
+    shard_grad = _of_shard(ctx, shard, others, products, of_gathered) if needs_shard else None
+    other_grads = _of_others(ctx, shard, kept, others, products) if _any(needs_others) else [None] * ctx.count
+    bias_grads = None
+    if len(ctx.biases) == ctx.count:
+        pairs = zip(products, ctx.biases, strict=True)
+        bias_grads = [None if grad is None else grad.sum_to_size(shape) for grad, shape in pairs]
+    return shard_grad, other_grads, bias_grads, *_rest(ctx)
+
+
+def _rest(ctx: Any) -> list[None]:
+    """For the arguments behind the first three; the dispatcher leaves out those that have their defaults."""
+    return [None] * (len(ctx.needs_input_grad) - 3)
+
+
+def _any(needed: Any) -> bool:
+    return any(needed) if isinstance(needed, (list, tuple)) else bool(needed)
+
+
+def _of_shard(
+    ctx: Any, shard: Tensor, others: list[Tensor], grads: list[Tensor | None], of_gathered: Tensor | None
+) -> Tensor:
+    pairs = []
+    for grad, other in zip(grads, others, strict=True):
+        if grad is not None:
+            pairs.append(left_gradient(grad, shard, other) if ctx.left else right_gradient(grad, other, shard))
+    if not pairs:
+        total = of_gathered if of_gathered is not None else shard.new_zeros(_whole(ctx, shard))
+        pairs = [(total.new_zeros(*total.shape[:-1], 0), total.new_zeros(0, total.shape[-1]))]
+    lefts, rights = zip(*pairs, strict=True)
+    scattered: Tensor = OPS.matmul_reduce_scatter.default(
+        list(lefts), list(rights), of_gathered, "sum", ctx.dim, ctx.chunks, ctx.ranks, ctx.group, None
+    )
+    return scattered
+
+
+def _whole(ctx: Any, shard: Tensor) -> list[int]:
+    shape = list(shard.shape)
+    shape[ctx.dim] *= ctx.ranks
+    return shape
+
+
+def _of_others(
+    ctx: Any, shard: Tensor, kept: list[Tensor], others: list[Tensor], grads: list[Tensor | None]
+) -> list[Tensor | None]:
+    used = [grad for grad in grads if grad is not None]
+    if not used:
+        return [None] * ctx.count
+    if not kept and shard.dim() == 2 and ctx.left and all(grad.dim() == 2 for grad in used):
+        # Gathered again while it is multiplied: rows are summed over now, or the other way round.
+        dim = 1 - ctx.dim % 2
+        dtypes = [shard.dtype] * len(used)
+        found = iter(
+            OPS.all_gather_matmul.default(
+                shard.t(), used, [None] * len(used), dtypes, dim, True, ctx.chunks, ctx.ranks, ctx.group, False
+            )
+        )
+        return [None if grad is None else next(found) for grad in grads]
+    gathered = kept[0] if kept else _gathered(ctx, shard)
+    results: list[Tensor | None] = []
+    for grad, other in zip(grads, others, strict=True):
+        if grad is None:
+            results.append(None)
+        else:
+            pair = right_gradient(grad, gathered, other) if ctx.left else left_gradient(grad, other, gathered)
+            results.append(torch.matmul(*pair))
+    return results
+
+
+def _gathered(ctx: Any, shard: Tensor) -> Tensor:
+    (gathered,) = OPS.all_gather_matmul.default(
+        shard, [], [], [], ctx.dim, True, ctx.chunks, ctx.ranks, ctx.group, True
+    )
+    return gathered  # type: ignore[no-any-return]
+
+
+# -- reductions -------------------------------------------------------------------------------------------------------
+
+
+def _keep_scatter(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    lefts, rights, bias, ctx.reduce_op, ctx.dim, ctx.chunks, ctx.ranks, ctx.group = inputs[:8]
+    ctx.count, ctx.bias = len(lefts), None if bias is None else bias.shape
+    ctx.save_for_backward(*lefts, *rights)
+
+
+def _scatter_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    lefts, rights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+    grad = grad.to(lefts[0].dtype)
+    if ctx.reduce_op == "avg":
+        grad = grad / ctx.ranks
+    simple = all(left.dim() > 2 or right.dim() == 2 for left, right in zip(lefts, rights, strict=True))
+    others = [_transposed(right) for right in rights] if simple else []
+    dtypes = [grad.dtype] * len(others)
+    *left_grads, total = OPS.all_gather_matmul.default(
+        grad, others, [None] * len(others), dtypes, ctx.dim, True, ctx.chunks, ctx.ranks, ctx.group, True
+    )
+    if not simple:
+        left_grads = [torch.matmul(*left_gradient(total, *pair)) for pair in zip(lefts, rights, strict=True)]
+    right_grads = [torch.matmul(*right_gradient(total, *pair)) for pair in zip(lefts, rights, strict=True)]
+    bias_grad = None if ctx.bias is None else total.sum_to_size(ctx.bias)
+    return left_grads, right_grads, bias_grad, *_rest(ctx)
+
+
+def _keep_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    lefts, rights, bias, ctx.reduce_op, _, ctx.group = inputs[:6]
+    ctx.count, ctx.bias = len(lefts), None if bias is None else bias.shape
+    ctx.save_for_backward(*lefts, *rights)
+
+
+def _reduce_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    lefts, rights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+    started = _C10D.all_reduce.default(grad.to(lefts[0].dtype).contiguous(), ctx.reduce_op, ctx.group)
+    total = _C10D.wait_tensor.default(started)
+    pairs = list(zip(lefts, rights, strict=True))
+    left_grads = [torch.matmul(*left_gradient(total, *pair)) for pair in pairs]
+    right_grads = [torch.matmul(*right_gradient(total, *pair)) for pair in pairs]
+    bias_grad = None if ctx.bias is None else total.sum_to_size(ctx.bias)
+    return left_grads, right_grads, bias_grad, *_rest(ctx)
+
+
+torch.library.register_autograd("counterpoint::all_gather_matmul", _gather_backward, setup_context=_keep_gather)
+torch.library.register_autograd("counterpoint::matmul_reduce_scatter", _scatter_backward, setup_context=_keep_scatter)
+torch.library.register_autograd("counterpoint::matmul_all_reduce", _reduce_backward, setup_context=_keep_reduce)
