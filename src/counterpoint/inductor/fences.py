@@ -20,9 +20,16 @@ class Fence:
 
     key: str
     value: Any
-    capability: str | None
-    """What a pass of our pipeline must provide for the fence to stand; None: it always stands."""
+    capability: str | tuple[str, ...] | None
+    """What a pass of our pipeline must provide for the fence to stand, or one of several; None: it always stands."""
     reason: str
+    watched: bool = True
+    """Whether a record names it when it is on."""
+
+    def stands(self, provided: Collection[str]) -> bool:
+        """Whether it stands in a pipeline that provides these."""
+        wanted = (self.capability,) if isinstance(self.capability, str) else self.capability
+        return wanted is None or any(one in provided for one in wanted)
 
 
 FENCES: tuple[Fence, ...] = (
@@ -59,6 +66,14 @@ FENCES: tuple[Fence, ...] = (
         "it would schedule again what our scheduler has placed",
     ),
     Fence(
+        "reorder_for_peak_memory",
+        False,
+        ("delayed-waits", "overlap-schedule"),
+        "it sorts generated calls anew: the wait of a reduce-scatter comes directly behind its start, because that "
+        "frees what is sent, and a gather starts only where it is needed, so nothing is hidden behind anything",
+        watched=False,
+    ),
+    Fence(
         "bucket_all_gathers_fx",
         "none",
         "bucketed-all-gather",
@@ -68,7 +83,7 @@ FENCES: tuple[Fence, ...] = (
     Fence("bucket_all_reduces_fx", "none", "bucketed-all-reduce", "it runs after our passes"),
 )
 
-WATCHED = tuple(fence.key for fence in FENCES)
+WATCHED = tuple(fence.key for fence in FENCES if fence.watched)
 """Settings that change collectives behind our back; a record names those that are on."""
 
 
@@ -82,9 +97,7 @@ def fence_patches(provided: Collection[str], chosen: Mapping[str, Any]) -> dict[
     return {
         fence.key: fence.value
         for fence in FENCES
-        if (fence.capability is None or fence.capability in provided)
-        and fence.key not in chosen
-        and has_setting(fence.key)
+        if fence.stands(provided) and fence.key not in chosen and has_setting(fence.key)
     }
 
 

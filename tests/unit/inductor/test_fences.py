@@ -27,7 +27,7 @@ def test_keys_that_this_torch_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_patch_is_one_that_inductor_takes() -> None:
-    everything = {fence.capability for fence in fences.FENCES if fence.capability}
+    everything = {fence.capability for fence in fences.FENCES if isinstance(fence.capability, str)}
     patches = fences.fence_patches(everything, {})
     assert len(patches) > 3
     with inductor_config.patch(patches):
@@ -37,6 +37,12 @@ def test_every_patch_is_one_that_inductor_takes() -> None:
 def test_simple_overlap_is_off_wherever_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fences, "has_setting", lambda key: True)
     assert fences.fence_patches((), {}) == {"aten_distributed_optimizations.enable_simple_overlap": False}
+
+
+@pytest.mark.parametrize("provided", ["delayed-waits", "overlap-schedule"])
+def test_a_fence_may_stand_for_several_passes(provided: str) -> None:
+    assert fences.fence_patches({provided}, {})["reorder_for_peak_memory"] is False
+    assert "reorder_for_peak_memory" not in fences.fence_patches({"fused-all-reduce"}, {})
 
 
 def test_passes_of_torch_that_touch_collectives_are_named_when_on() -> None:

@@ -1,0 +1,48 @@
+"""What must be remembered while one graph is lowered, kept on that graph: it can neither leak into another graph nor
+outlive it, however many graphs give their buffers the same names, in however many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch._inductor import ir
+from torch._inductor.graph import GraphLowering
+from torch.fx import GraphModule
+
+OURS = "counterpoint_lowering"
+"""Key of a graph module's metadata that says that we compile it."""
+_STATE = "counterpoint_lowering_state"
+
+
+@dataclass
+class LoweringState:
+    """One graph's."""
+
+    skipped: set[str] = field(default_factory=set)
+    """Buffers whose wait has nothing left to wait for."""
+    flights: dict[str, tuple[ir.IRNode, ...]] = field(default_factory=dict)
+    """For each buffer that is being received into: what is sent meanwhile, and must stay as it is until the wait."""
+
+
+def state_of(graph: GraphLowering) -> LoweringState:
+    """The state of a graph, made when first asked for."""
+    state: LoweringState = vars(graph).setdefault(_STATE, LoweringState())
+    return state
+
+
+def claim(gm: GraphModule) -> None:
+    """Say that this graph module is compiled by us."""
+    gm.meta[OURS] = True
+
+
+def is_ours(graph: Any) -> bool:
+    """Whether the graph that is being lowered is one of ours."""
+    return isinstance(graph, GraphLowering) and OURS in getattr(graph.module, "meta", {})
+
+
+def keep_in_flight(graph: GraphLowering, results: Iterable[ir.IRNode], sent: Iterable[ir.IRNode]) -> None:
+    """Remember what must not be overwritten before each of the results has been waited for."""
+    held = tuple(sent)
+    state_of(graph).flights.update({result.get_name(): held for result in results})
