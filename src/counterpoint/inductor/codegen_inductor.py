@@ -23,6 +23,7 @@ from counterpoint.inductor.graph_pass import CounterpointPass, user_passes
 from counterpoint.inductor.groups import collectives, graph_modules, layout, live_groups
 from counterpoint.inductor.guard import PassRun, run_guarded
 from counterpoint.inductor.lowering.scope import SCOPE
+from counterpoint.inductor.lowering.state import claim
 from counterpoint.inductor.plan import Plan
 from counterpoint.inductor.sidecar import load, sidecar_path, store
 from counterpoint.inductor.stable_keys import forget_mesh_hashes
@@ -80,6 +81,7 @@ class GraphCompiler:
         ours = CounterpointPass(self.plan, before, groups, layout(groups), role)
         idle = not starts and not before
         forget_mesh_hashes(example_inputs)
+        claim(gm)
         hits = counters["inductor"]["fxgraph_cache_hit"]
         with inductor_config.patch({POST_PASS: self.user_pass if idle else ours}), SCOPE.active():
             compiled = compile_fx_inner(gm, example_inputs, **kwargs)

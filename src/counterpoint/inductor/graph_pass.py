@@ -10,7 +10,6 @@ from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
 from counterpoint.inductor.guard import PassRun, run_guarded
-from counterpoint.inductor.lowering.state import claim
 from counterpoint.inductor.plan import Plan
 from counterpoint.ir.groups import GroupTable
 
@@ -52,8 +51,6 @@ class CounterpointPass(custom_graph_pass.CustomGraphPass):
             if _INFERENCE_AWARE is not None and isinstance(theirs, _INFERENCE_AWARE):
                 theirs = functools.partial(theirs, is_inference=self.run.name == "inference")
             theirs(graph)
-        if graph.owning_module is not None:
-            claim(graph.owning_module)
         run_guarded(graph, self.plan, self.groups, self.run)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CounterpointPass:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch._inductor import ir
-from torch._inductor.utils import is_symbolic
 
 from counterpoint.errors import CompileError
 
@@ -19,7 +18,7 @@ def refuse_comm_buffer(x: ir.TensorBox) -> str | None:
     data = data_of(x)
     if data is None:
         return "it is no tensor in memory"
-    if is_symbolic(data.get_numel()):
+    if not _is_fixed(data):
         return f"its size {list(data.get_size())} is not known while compiling"
     if isinstance(data, ir.Loops):
         return None
@@ -61,7 +60,7 @@ def in_comm_buffer(x: ir.TensorBox, kind: ir.CommBufferType, group_name: str) ->
     if refuse_comm_buffer(x) is None:
         realize_comm_buffer(x, kind, group_name)
         return x
-    if is_symbolic(x.get_numel()):
+    if not _is_fixed(x):
         return x
     x.realize()
     copy = ir.Pointwise.create(
@@ -77,3 +76,8 @@ def data_of(x: ir.TensorBox) -> Any:
     if isinstance(inner, ir.BaseView):
         inner = inner.unwrap_view()
     return inner.data if isinstance(inner, ir.MutableBox) else None
+
+
+def _is_fixed(x: Any) -> bool:
+    # Inductor's `is_symbolic` knows tensors and SymInts, and says no to the expressions that sizes are here.
+    return not getattr(x.get_numel(), "free_symbols", ())

@@ -9,7 +9,10 @@ from typing import Any
 
 from torch._inductor import ir
 from torch._inductor.graph import GraphLowering
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+
+from counterpoint.inductor.groups import graph_modules
+from counterpoint.ir import ops
 
 OURS = "counterpoint_lowering"
 """Key of a graph module's metadata that says that we compile it."""
@@ -33,8 +36,15 @@ def state_of(graph: GraphLowering) -> LoweringState:
 
 
 def claim(gm: GraphModule) -> None:
-    """Say that this graph module is compiled by us."""
-    gm.meta[OURS] = True
+    """Say that we compile this graph module and those that it calls, as far as they communicate."""
+    for module in graph_modules(gm):
+        if any(_communicates(node) for node in module.graph.nodes):
+            module.meta[OURS] = True
+
+
+def _communicates(node: Node) -> bool:
+    # Torch wraps operators that write into their arguments: the wrapper's first argument is then the operator.
+    return any(ops.spec_of(target) is not None for target in (node.target, *node.args[:1]))
 
 
 def is_ours(graph: Any) -> bool:
