@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from counterpoint.cli.calibrate import calibrate
 from counterpoint.cli.demo import demo
 from counterpoint.cli.explain import explain
 from counterpoint.cli.opt import opt
@@ -63,5 +64,6 @@ def main(debug: bool) -> None:
 
 
 main.add_command(opt)
+main.add_command(calibrate)
 main.add_command(demo)
 main.add_command(explain)

@@ -12,12 +12,12 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
-from counterpoint._torch import OpOverload, size_hint
+from counterpoint._torch import OpOverload, operator_name, size_hint
 from counterpoint.cost.table import Layout, layout_of
 from counterpoint.errors import OptionError
 from counterpoint.ir.ops import Kind
@@ -36,17 +36,19 @@ class MeasuredTable:
     """Microseconds by `operator_key`."""
     origin: str = ""
     """Where and how it was measured, in words."""
+    device_type: str = "cpu"
+    """The kind of device whose collectives were measured."""
 
     def collective_us(self, kind: Kind, nbytes: float, ranks: Sequence[int]) -> float | None:
         """The measured time of a collective, None where its kind was not measured on groups of this layout."""
         curve = self.collectives.get((kind, layout_of(ranks))) if ranks else None
         return _at(curve, nbytes) if curve else None
 
-    def node_us(self, node: Node) -> float | None:
-        """The measured time of an operator on such operands."""
+    def node_us(self, node: Node, device_type: str | None = None) -> float | None:
+        """The measured time of an operator on such operands, on a device."""
         if not self.operators:
             return None
-        key = operator_key(node)
+        key = operator_key(node, device_type)
         return self.operators.get(key) if key is not None else None
 
     def merged(self, other: MeasuredTable) -> MeasuredTable:
@@ -55,6 +57,7 @@ class MeasuredTable:
             {**self.collectives, **other.collectives},
             {**self.operators, **other.operators},
             "; ".join(filter(None, (self.origin, other.origin))),
+            self.device_type if self.collectives else other.device_type,
         )
 
     @property
@@ -71,7 +74,8 @@ class MeasuredTable:
         ]
         rows.sort(key=lambda row: (row["kind"], row["ranks"]))
         operators = dict(sorted(self.operators.items()))
-        return {"schema": SCHEMA, "origin": self.origin, "collectives": rows, "operators": operators}
+        head = {"schema": SCHEMA, "origin": self.origin, "device_type": self.device_type}
+        return {**head, "collectives": rows, "operators": operators}
 
     @staticmethod
     def from_data(data: Any, where: str = "table") -> MeasuredTable:
@@ -92,7 +96,7 @@ class MeasuredTable:
             raise OptionError(
                 f"the table of measured times is damaged: {error!r}", where=where, next_step="measure again"
             ) from error
-        return MeasuredTable(curves, operators, str(data.get("origin", "")))
+        return MeasuredTable(curves, operators, str(data.get("origin", "")), str(data.get("device_type", "cpu")))
 
     def save(self, path: str | Path) -> None:
         """Write the table to a file."""
@@ -134,33 +138,58 @@ def _at(curve: Curve, nbytes: float) -> float:
     return low_us + (high_us - low_us) * (nbytes - low) / (high - low)
 
 
-def operator_key(node: Node) -> str | None:
+TENSORS_ONLY = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"})
+"""Products, whose time the sizes of their tensors tell alone, so that a profiler's record of them is enough."""
+
+
+def operator_key(node: Node, device_type: str | None = None) -> str | None:
     """What an operator computes, in text that is equal for equal work: name, types and sizes of tensors, constants.
-    None where a size has no hint."""
+    None where a size has no hint. device_type: the device that is meant, where it is not the tensors' own."""
     if not isinstance(node.target, OpOverload):
         return None
+    name = "::".join(operator_name(node.target)[:2])
+    text = _Texts(device_type).text
     try:
-        values = [*node.args, *(f"{name}={_text(value)}" for name, value in sorted(node.kwargs.items()))]
-        return f"{node.target}({', '.join(map(_text, values))})"
+        if name in TENSORS_ONLY:
+            tensors = [value for value in node.args if isinstance(value, Node)]
+            return product_key(name, list(map(text, tensors)))
+        values = [*node.args, *(f"{name}={text(value)}" for name, value in sorted(node.kwargs.items()))]
+        return f"{node.target}({', '.join(map(text, values))})"
     except _NoHint:
         return None
+
+
+def product_key(name: str, operands: Sequence[str]) -> str:
+    """The key of one of `TENSORS_ONLY`, from the texts of its tensors in order."""
+    return f"{name}({', '.join(operands)})"
+
+
+def tensor_text(device_type: str, dtype: str, sizes: Sequence[object]) -> str:
+    """A tensor, as keys of operators tell it."""
+    return f"{device_type} {dtype}[{', '.join(map(str, sizes))}]"
 
 
 class _NoHint(Exception):
     """A size that is only known at run time."""
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, Node):
-        value = value.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        sizes = ", ".join(_text(size) for size in value.shape)
-        return f"{value.device.type} {str(value.dtype).removeprefix('torch.')}[{sizes}]"
-    if isinstance(value, torch.SymInt):
-        hint = size_hint(value)
-        if hint is None:
-            raise _NoHint
-        return str(hint)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_text, value))}]"
-    return value if isinstance(value, str) else repr(value)
+class _Texts(NamedTuple):
+    """Writes arguments as keys of operators tell them."""
+
+    device_type: str | None
+
+    def text(self, value: Any) -> str:
+        """One argument."""
+        if isinstance(value, Node):
+            value = value.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            dtype = str(value.dtype).removeprefix("torch.")
+            return tensor_text(self.device_type or value.device.type, dtype, list(map(self.text, value.shape)))
+        if isinstance(value, torch.SymInt):
+            hint = size_hint(value)
+            if hint is None:
+                raise _NoHint
+            return str(hint)
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(self.text, value))}]"
+        return value if isinstance(value, str) else repr(value)

@@ -77,7 +77,7 @@ class CostModel:
         if len(ranks) < 2:
             return 0.0
         device = self._device(device_type)
-        measured = self.table.collective_us(kind, nbytes, ranks) if self.table is not None else None
+        measured = self._measured(kind, nbytes, ranks, device)
         if measured is not None and algorithm is None:
             return measured
         link = self._link(ranks, device)
@@ -89,6 +89,12 @@ class CostModel:
         if algorithm is not None and algorithm in found:
             return found[algorithm]
         return min(us for choice, us in found.items() if choice in network.LIBRARY)
+
+    def _measured(self, kind: Kind, nbytes: float, ranks: Sequence[int], device: str) -> float | None:
+        if self.table is None:
+            return None
+        found = self.table.collective_us(kind, nbytes, ranks)
+        return found if found is not None else self.table.collective_us(network.moved(kind, device), nbytes, ranks)
 
     def _link(self, ranks: Sequence[int], device: str) -> Link | None:
         """The link by two numbers, where these are to be believed rather than the topology."""
@@ -121,7 +127,9 @@ class CostModel:
     @property
     def device_type(self) -> str:
         """The kind of device that is meant where a question names none."""
-        return self.topology.device_type if self.topology is not None else "cpu"
+        if self.topology is not None:
+            return self.topology.device_type
+        return self.table.device_type if self.table is not None else "cpu"
 
     def _device(self, device_type: str | None) -> str:
         """Who describes a cluster means it, also where the graph was captured on another device."""
@@ -139,10 +147,15 @@ class CostModel:
         """One node on the compute stream; None where nobody knows. Communication takes none here."""
         if compute.takes_no_time(node):
             return 0.0
-        measured = self.table.node_us(node) if self.table is not None else None
+        measured = self._measured_node_us(node)
         if measured is not None:
             return measured
         return compute.node_us(node, self.processor(_device_of(node)), fuses=self.fuses)
+
+    def _measured_node_us(self, node: Node) -> float | None:
+        if self.table is None:
+            return None
+        return self.table.node_us(node, None if self.topology is None else self.topology.device_type)
 
     def channel_of(self, group: Group | str) -> str:
         """The channel on which the collectives of a group follow each other. Groups have channels of their own."""

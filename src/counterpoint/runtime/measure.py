@@ -72,7 +72,7 @@ def calibrate_links(group: dist.ProcessGroup | None = None, *, links: Links = LI
     if dist.get_backend(group) == "fake" or dist.get_world_size() == 1:
         return None
     latency_us, slope_us = _measured(group, len(ranks)) if len(ranks) > 1 else (0.0, 0.0)
-    agreed = _slowest([latency_us, slope_us])
+    agreed = slowest([latency_us, slope_us])
     if agreed[1] <= 0:
         return None
     link = Link(latency_us=agreed[0], bandwidth_gbps=8e-3 / agreed[1]).rounded()
@@ -94,26 +94,26 @@ def _measured(group: dist.ProcessGroup | None, ranks: int) -> tuple[float, float
 
 
 def _best_us(nbytes: int, group: dist.ProcessGroup | None) -> float:
-    payload = torch.zeros(nbytes // 4, device=_device(group))
+    payload = torch.zeros(nbytes // 4, device=device_of(group))
     times = []
     for _ in range(REPEATS):
         dist.barrier(group)
-        _synchronize(payload.device)
+        synchronize(payload.device)
         began = time.perf_counter()
         dist.all_reduce(payload, group=group)
-        _synchronize(payload.device)
+        synchronize(payload.device)
         times.append(time.perf_counter() - began)
     return min(times[1:]) * 1e6
 
 
-def _slowest(values: list[float]) -> list[float]:
+def slowest(values: list[float]) -> list[float]:
     """The largest of each value over all ranks of the world: the same list on all."""
-    agreed = torch.tensor(values, dtype=torch.float64, device=_device(None))
+    agreed = torch.tensor(values, dtype=torch.float64, device=device_of(None))
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
     return [float(value) for value in agreed.tolist()]
 
 
-def _device(group: dist.ProcessGroup | None) -> torch.device:
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Where the group's backend takes tensors from."""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or "gloo" in dist.get_backend(group):
@@ -121,6 +121,7 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
     return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
