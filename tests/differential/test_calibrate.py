@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -23,6 +24,15 @@ SIZES = (1024, 256 * 1024)
 
 def job_world() -> dict[str, Any]:
     return measure_collectives(sizes=SIZES, repeats=2).to_data()
+
+
+def job_late() -> list[float]:
+    """Rank 0's clock says that each call took it 100 seconds, which is what waiting for a late peer looks like."""
+    step = 100.0 if dist.get_rank() == 0 else 0.001
+    ticks = itertools.count()
+    kinds = [Kind.ALL_REDUCE, Kind.BROADCAST]
+    table = measure_collectives(kinds=kinds, sizes=SIZES[:1], repeats=2, clock=lambda: next(ticks) * step)
+    return [table.collectives[kind, (0, 1)][0][1] for kind in kinds]
 
 
 def job_mesh() -> dict[str, Any]:
@@ -50,6 +60,10 @@ def test_all_ranks_hold_one_table_of_every_kind(ranks) -> None:
         assert CostModel(table=first).collective_us(kind, SIZES[0], layout) == curve[0][1]
     assert "gloo on 2 ranks" in first.origin
     assert all(layout == (0, 1) for layout in links_of(first).links)
+
+
+def test_waiting_for_a_late_peer_does_not_count_except_where_ranks_may_leave_early(ranks) -> None:
+    assert ranks(2).run(job_late) == [[pytest.approx(1e3), pytest.approx(100e6)]] * 2
 
 
 def test_groups_of_one_layout_share_a_curve(ranks) -> None:

@@ -88,10 +88,11 @@ def measure_collectives(
     sizes: Sequence[int] = SIZES_BYTES,
     repeats: int = REPEATS,
     said: Callable[[str], object] = lambda _: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredTable:
     """Measure these groups; None means the whole world. A collective call: all ranks of the world make it together.
 
-    said: hears what is being measured, for progress.
+    said: hears what is being measured, for progress. clock: seconds, this rank's own.
     """
     if not dist.is_initialized():
         raise GroupError(
@@ -107,7 +108,7 @@ def measure_collectives(
             continue
         for kind in kinds:
             said(f"{kind.value} over {len(ranks)} ranks")
-            points = _curve(own, kind, sizes, repeats)
+            points = _curve(_Stopwatch(own, kind, clock), sizes, repeats)
             if points:
                 curves[kind, layout_of(ranks)] = curve_of(points)
     backend, world = dist.get_backend(), dist.get_world_size()
@@ -115,32 +116,41 @@ def measure_collectives(
     return MeasuredTable(curves, origin=origin, device_type=device_of(None).type)
 
 
-def _curve(group: Any, kind: Kind, sizes: Sequence[int], repeats: int) -> list[tuple[float, float]]:
+class _Stopwatch(NamedTuple):
+    """Times calls of one kind in one group."""
+
+    group: Any
+    kind: Kind
+    clock: Callable[[], float]
+
+    def prepared(self, nbytes: int) -> Call:
+        """A call of about so many bytes."""
+        ranks = dist.get_world_size(self.group)
+        return _CALLS[self.kind](max(1, nbytes // 4), ranks, self.group.group_name, device_of(self.group))
+
+    def shortest_us(self, call: Call, repeats: int) -> float:
+        """The shortest of some calls, each counted from when the last rank had come; the slowest group counts."""
+        device = device_of(self.group)
+        mine = []
+        for _ in range(repeats):
+            dist.barrier(self.group)
+            synchronize(device)
+            began = self.clock()
+            _C10D.wait_tensor(call.start())
+            synchronize(device)
+            mine.append((self.clock() - began) * 1e6)
+        found = torch.tensor(mine, dtype=torch.float64, device=device)
+        agreeing = dist.ReduceOp.MAX if self.kind in _LEAVES_EARLY else dist.ReduceOp.MIN
+        dist.all_reduce(found, op=agreeing, group=self.group)
+        return slowest([float(found.min())])[0]
+
+
+def _curve(watch: _Stopwatch, sizes: Sequence[int], repeats: int) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
-    ranks, device = dist.get_world_size(group), device_of(group)
     for size in sorted(sizes):
-        call = _CALLS[kind](max(1, size // 4), ranks, group.group_name, device)
-        first = slowest([_shortest_us(call, group, kind, 1)])[0]
-        again = 1 if first > ENOUGH_US else repeats
-        us = slowest([_shortest_us(call, group, kind, again)])[0]
-        points.append((call.nbytes, min(us, first) if again == 1 else us))
+        call = watch.prepared(size)
+        first = watch.shortest_us(call, 1)
         if first > ENOUGH_US:
-            break
+            return [*points, (call.nbytes, first)]
+        points.append((call.nbytes, watch.shortest_us(call, repeats)))
     return points
-
-
-def _shortest_us(call: Call, group: Any, kind: Kind, repeats: int) -> float:
-    """The shortest of the calls, each counted from when the last rank had come."""
-    device = device_of(group)
-    mine = []
-    for _ in range(repeats):
-        dist.barrier(group)
-        synchronize(device)
-        began = time.perf_counter()
-        _C10D.wait_tensor(call.start())
-        synchronize(device)
-        mine.append((time.perf_counter() - began) * 1e6)
-    found = torch.tensor(mine, dtype=torch.float64, device=device)
-    longest = kind in _LEAVES_EARLY
-    dist.all_reduce(found, op=dist.ReduceOp.MAX if longest else dist.ReduceOp.MIN, group=group)
-    return float(found.min())
