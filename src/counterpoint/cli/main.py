@@ -12,6 +12,7 @@ from counterpoint.cli.calibrate import calibrate
 from counterpoint.cli.demo import demo
 from counterpoint.cli.explain import explain
 from counterpoint.cli.opt import opt
+from counterpoint.cli.plan import plan
 from counterpoint.cli.terminal import show_error
 from counterpoint.errors import ContractError, CounterpointError, OptionError, PassError
 
@@ -67,3 +68,4 @@ main.add_command(opt)
 main.add_command(calibrate)
 main.add_command(demo)
 main.add_command(explain)
+main.add_command(plan)

@@ -17,7 +17,7 @@ def flags(command: click.Command) -> set[str]:
 
 
 def test_the_flags_are_these() -> None:
-    assert set(main.commands) == {"calibrate", "demo", "explain", "opt"}
+    assert set(main.commands) == {"calibrate", "demo", "explain", "opt", "plan"}
     assert flags(main) == {"--debug", "--version"}
     assert flags(main.commands["opt"]) == {
         *("file", "--passes", "--verify", "--bitwise", "--no-bitwise", "--on-error", "--output", "-o"),
@@ -30,10 +30,14 @@ def test_the_flags_are_these() -> None:
     assert flags(main.commands["calibrate"]) == {
         *("--output", "-o", "--from-trace", "--graph", "--mesh", "--max-mb", "--repeats", "--backend", "--topology"),
     }
+    assert flags(main.commands["plan"]) == {
+        *("target", "--world-size", "--parallel", "--topology", "--passes", "--bitwise", "--no-bitwise"),
+        *("--cost-table", "--sweep", "--plot", "--json"),
+    }
     assert flags(main.commands["demo"]) == {"--steps", "--way", "--codegen", "--passes", "--verify", "--output"}
 
 
-@pytest.mark.parametrize("arguments", [[], ["opt"], ["demo"], ["explain"], ["calibrate"]])
+@pytest.mark.parametrize("arguments", [[], ["opt"], ["demo"], ["explain"], ["plan"], ["calibrate"]])
 def test_help_has_examples_and_exit_codes(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, [*arguments, "--help"])
     assert result.exit_code == 0
