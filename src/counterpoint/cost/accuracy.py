@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from counterpoint.cost.link import Link, traffic_bytes
-from counterpoint.cost.measured import Curve, MeasuredTable
+from counterpoint.cost.measured import MeasuredTable
 from counterpoint.cost.model import CostModel
-from counterpoint.cost.network import moved
 from counterpoint.cost.table import Layout, LinkTable
 from counterpoint.ir.ops import Kind
 
@@ -52,23 +50,6 @@ def links_of(table: MeasuredTable) -> LinkTable:
     """What was measured, by two numbers a group: for who would rather carry these than a table."""
     links = LinkTable()
     for layout in dict.fromkeys(layout for _, layout in table.collectives):
-        for kind in (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.BROADCAST):
-            link = _link(kind, table.collectives.get((kind, layout), ()), len(layout), table.device_type)
-            if link is not None:
-                links = links.with_link(layout, link)
-                break
+        link = table.link(layout)
+        links = links if link is None else links.with_link(layout, link)
     return links
-
-
-def _link(kind: Kind, curve: Curve, ranks: int, device_type: str) -> Link | None:
-    """The first point is nearly all latency. Of those that take twice as long and more, the middle bandwidth counts."""
-    if not curve or ranks < 2:
-        return None
-    latency_us = curve[0][1]
-    actual = moved(kind, device_type)
-    gbps = [
-        traffic_bytes(actual, nbytes, ranks) * 8 / ((us - latency_us) * 1e3)
-        for nbytes, us in curve
-        if us >= 2 * latency_us and us > 0
-    ]
-    return Link(latency_us=latency_us, bandwidth_gbps=median(gbps)) if gbps else None

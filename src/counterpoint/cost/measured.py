@@ -12,12 +12,15 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
 from counterpoint._torch import OpOverload, operator_name, size_hint
+from counterpoint.cost.link import Link, traffic_bytes
+from counterpoint.cost.network import moved
 from counterpoint.cost.table import Layout, layout_of
 from counterpoint.errors import OptionError
 from counterpoint.ir.ops import Kind
@@ -43,6 +46,15 @@ class MeasuredTable:
         """The measured time of a collective, None where its kind was not measured on groups of this layout."""
         curve = self.collectives.get((kind, layout_of(ranks))) if ranks else None
         return _at(curve, nbytes) if curve else None
+
+    def link(self, ranks: Sequence[int]) -> Link | None:
+        """The link of a group by two numbers, from the first kind that was measured on its layout."""
+        for kind in (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.BROADCAST):
+            curve = self.collectives.get((kind, layout_of(ranks)), ()) if ranks else ()
+            link = _link(moved(kind, self.device_type), curve, len(ranks))
+            if link is not None:
+                return link
+        return None
 
     def node_us(self, node: Node, device_type: str | None = None) -> float | None:
         """The measured time of an operator on such operands, on a device."""
@@ -127,6 +139,20 @@ def curve_of(points: Any) -> Curve:
             found.pop()
         found.append((nbytes, us))
     return tuple(found)
+
+
+def _link(kind: Kind, curve: Curve, ranks: int) -> Link | None:
+    """The first point is nearly all latency. Of those that take twice as long and more, the middle bandwidth counts."""
+    if not curve or ranks < 2:
+        return None
+    latency_us = curve[0][1]
+    gbps = [
+        traffic_bytes(kind, nbytes, ranks) * 8 / ((us - latency_us) * 1e3)
+        for nbytes, us in curve
+        if us > 0 and us >= 2 * latency_us
+    ]
+    usable = [one for one in gbps if one > 0]
+    return Link(latency_us=latency_us, bandwidth_gbps=median(usable)) if usable else None
 
 
 def _at(curve: Curve, nbytes: float) -> float:

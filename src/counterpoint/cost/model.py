@@ -109,7 +109,10 @@ class CostModel:
         )
 
     def _described(self, ranks: Sequence[int], device: str) -> Link:
-        """The group's link by two numbers, from the topology where there is one."""
+        """The group's link by two numbers, from measured times or the topology where there are any."""
+        measured = self.table.link(ranks) if self.table is not None else None
+        if measured is not None:
+            return measured
         if self.topology is None:
             return typical(device)
         reach = network.Reach.of(self.topology, ranks)

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from counterpoint.cost.compute import PROCESSORS
 from counterpoint.cost.link import Link
+from counterpoint.cost.measured import MeasuredTable, curve_of
+from counterpoint.cost.model import CostModel
 from counterpoint.cost.table import LinkTable
+from counterpoint.cost.topology import Level, Topology
 from counterpoint.ir.build import GraphBuilder, collectives_in
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.ops import Kind
@@ -103,7 +106,9 @@ def test_a_split_keeps_every_item_in_order_and_under_its_cap(sizes: list[int], f
 # ---- in a pipeline --------------------------------------------------------------------------------------------------
 
 
-def collectives_left(pipeline: str, options: str = "", topology: LinkTable | None = None) -> int:
+def collectives_left(
+    pipeline: str, options: str = "", topology: LinkTable | None = None, cost_model: CostModel | None = None
+) -> int:
     b = GraphBuilder({"dp": (0, 1)})
     grads = [b.input(f"g{k}", (512, 1024)) for k in range(8)]
     gm = b.finish(*(b.all_reduce(grad, "sum", "dp") for grad in grads))
@@ -113,6 +118,7 @@ def collectives_left(pipeline: str, options: str = "", topology: LinkTable | Non
         options=CompileOptions.parse(f"on-error=raise {options}"),
         groups=GroupTable({"dp": (0, 1)}),
         topology=topology,
+        cost_model=cost_model,
     )
     return len(collectives_in(gm.graph))
 
@@ -126,6 +132,28 @@ def test_the_default_cap_follows_the_measured_table() -> None:
     slow_start, slow = Link(latency_us=20000, bandwidth_gbps=10), Link(latency_us=100, bandwidth_gbps=1)
     assert collectives_left("bucket-all-reduce", topology=LinkTable({(0, 1): slow_start})) == 1
     assert collectives_left("bucket-all-reduce", topology=LinkTable({(0, 1): slow})) == 8
+
+
+@pytest.mark.parametrize(("step_us", "gbps", "left"), [(20000, 10, 1), (100, 1, 8)])
+def test_the_default_cap_follows_a_topology_as_it_does_a_link(step_us: float, gbps: float, left: int) -> None:
+    level = Level(name="network", ways=(Link(latency_us=step_us, bandwidth_gbps=gbps),))
+    place = Topology(name="flat", levels=(level,), processor=CPU, device_type="cpu")
+    assert collectives_left("bucket-all-reduce", cost_model=CostModel(topology=place)) == left
+
+
+@pytest.mark.parametrize(("call_us", "left"), [(30_000, 1), (100, 8)])
+def test_the_default_cap_follows_measured_times(call_us: float, left: int) -> None:
+    points = curve_of([(1024, call_us), (4 * MB, call_us + 40_000), (64 * MB, call_us + 640_000)])
+    table = MeasuredTable({(Kind.ALL_REDUCE, (0, 1)): points})
+    assert collectives_left("bucket-all-reduce", cost_model=CostModel(table=table)) == left
+
+
+def test_a_model_that_knows_of_no_cluster_changes_nothing() -> None:
+    for options in ("latency-us=20000 bandwidth-gbps=10", "latency-us=100 bandwidth-gbps=1"):
+        model = CostModel.of(CompileOptions.parse(options))
+        assert collectives_left("bucket-all-reduce", options, cost_model=model) == collectives_left(
+            "bucket-all-reduce", options
+        )
 
 
 def test_a_given_cap_is_taken_whatever_the_link() -> None:

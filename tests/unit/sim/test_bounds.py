@@ -19,6 +19,7 @@ from counterpoint.ir.alias import Hazards
 from counterpoint.ir.build import GraphBuilder
 from counterpoint.schedule.work import Work, read_work
 from counterpoint.sim.bounds import Job, bounds_of, one_stream_us
+from counterpoint.sim.least import least_bounds
 from counterpoint.sim.simulator import simulate, step_of
 
 ATEN = torch.ops.aten
@@ -144,3 +145,14 @@ def test_what_must_be_first_and_last_counts(latency_us: float, gather_us: float,
     assert timeline.bounds.critical_path_us == timeline.bounds.compute_us == gather_us + 4 * 24
     assert timeline.bounds.step_us == bound_us
     assert timeline.step_us == 4 * (gather_us + 24)
+
+
+@settings(max_examples=40, deadline=None)
+@given(small_steps(), st.sampled_from([0.0, 3.0]))
+def test_merging_saves_no_more_than_latency_and_launches(step, latency_us: float) -> None:
+    b, tensors = step
+    gm = b.finish(*tensors)
+    one, least = (simulate(gm, model(2, latency_us), b.groups).bounds, least_bounds(gm, model(2, latency_us), b.groups))
+    free = simulate(gm, model(0, 0), b.groups).bounds
+    assert least.step_us <= one.step_us * (1 + 1e-9)
+    assert least.step_us == pytest.approx(free.step_us)
