@@ -12,15 +12,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from counterpoint.ir import semantics
-from counterpoint.runtime.shared_memory import workspace_of
+from counterpoint.ir.ops import Kind
+from counterpoint.runtime.shared_memory import Workspace, rendezvous
 from counterpoint.runtime.shared_memory.library import OPERATIONS, TYPES, supports
-from counterpoint.runtime.shared_memory.workspace import SLOT_BYTES
 
 pytestmark = [pytest.mark.cxx]
 
+SLOT_BYTES = 16 * 1024
 # Bytes: nothing, less than a cache line, odd, around one slot, many slots.
 SIZES = (0, 1, 15, 1000, SLOT_BYTES - 1, SLOT_BYTES + 1, 3 * SLOT_BYTES + 77)
 OPS = torch.ops.counterpoint
+
+
+def small_slots() -> Workspace:
+    """A workspace in which many sizes take several slots."""
+    return rendezvous(slot_bytes=SLOT_BYTES)
 
 
 def inputs_of(world: int, shape: Sequence[int], dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -53,7 +59,7 @@ def cases() -> Iterator[tuple[torch.dtype, str]]:
 def job_all_reduces() -> list[str]:
     """Every type and reduction, both algorithms, in every form; the cases that came out wrong."""
     rank, world, wrong = dist.get_rank(), dist.get_world_size(), []
-    workspace = workspace_of()
+    workspace = small_slots()
     for number, (dtype, op) in enumerate(cases()):
         # A few sizes for each type, all sizes over all types.
         for nbytes in (SIZES[number % len(SIZES)], SIZES[(number * 3 + 1) % len(SIZES)]):
@@ -72,14 +78,15 @@ def job_all_reduces() -> list[str]:
 
 def job_reduce_scatters() -> list[str]:
     rank, world, wrong = dist.get_rank(), dist.get_world_size(), []
+    workspace = small_slots()
     for number, (dtype, op) in enumerate(cases()):
         rows = SIZES[number % len(SIZES)] // dtype.itemsize // 3
         inputs = inputs_of(world, (rows * world, 3), dtype, number)
         expected = reduced(op, inputs)[rank * rows : (rank + 1) * rows]
         own_rows = inputs[rank].clone()
         place = own_rows[rank * rows : (rank + 1) * rows]
-        workspace_of().reduce_scatter(own_rows, op, out=place)
-        found = {"functional": workspace_of().reduce_scatter(inputs[rank], op), "in place": place}
+        workspace.reduce_scatter(own_rows, op, out=place)
+        found = {"functional": workspace.reduce_scatter(inputs[rank], op), "in place": place}
         wrong += [f"{dtype} {op} {rows} {k}" for k, v in found.items() if not same(v, expected)]
     return wrong
 
@@ -87,6 +94,7 @@ def job_reduce_scatters() -> list[str]:
 def job_all_gathers() -> list[str]:
     """Types that the kernels do not reduce are gathered all the same."""
     rank, world, wrong = dist.get_rank(), dist.get_world_size(), []
+    workspace = small_slots()
     types = (*TYPES, torch.complex64, torch.float8_e4m3fn)
     for dtype, nbytes in itertools.product(types, SIZES):
         inputs = [value.to(dtype) for value in inputs_of(world, (nbytes // dtype.itemsize,), torch.float32, nbytes)]
@@ -94,8 +102,8 @@ def job_all_gathers() -> list[str]:
         place = torch.zeros_like(whole)
         part = place.chunk(world)[rank] if len(place) else place
         part.copy_(inputs[rank])
-        workspace_of().all_gather(part, out=place)
-        found = {"functional": workspace_of().all_gather(inputs[rank]), "in place": place}
+        workspace.all_gather(part, out=place)
+        found = {"functional": workspace.all_gather(inputs[rank]), "in place": place}
         wrong += [f"{dtype} {nbytes} {k}" for k, v in found.items() if not same(v, whole)]
     return wrong
 
@@ -112,7 +120,7 @@ def job_layouts() -> list[str]:
         "scalar": lambda t: t[1, 2],
         "channels last": lambda t: t.view(1, 2, 4, 6).contiguous(memory_format=torch.channels_last),
     }
-    workspace, wrong = workspace_of(), []
+    workspace, wrong = small_slots(), []
     for name, look in looks.items():
         views = [look(value) for value in rows]
         expected = reduced("sum", views)
@@ -120,7 +128,7 @@ def job_layouts() -> list[str]:
         workspace.all_reduce(views[rank], out=target)
         if not (same(workspace.two_shot_all_reduce(views[rank]), expected) and same(target, expected)):
             wrong.append(name)
-        whole = semantics.MEANING[shared_memory_kind()](views, {})[0]
+        whole = semantics.MEANING[Kind.ALL_GATHER](views, {})[0]
         if not same(workspace.all_gather(views[rank]), whole):
             wrong.append(f"gathered {name}")
     half = [value.t().bfloat16() for value in rows]
@@ -129,16 +137,11 @@ def job_layouts() -> list[str]:
     return wrong
 
 
-def shared_memory_kind() -> Any:
-    from counterpoint.ir.ops import Kind
-
-    return Kind.ALL_GATHER
-
-
 def job_not_numbers() -> list[Any]:
     """A NaN on one rank is a NaN in every maximum and minimum, as in the reference."""
     mine = torch.tensor([float("nan"), 1.0, float("inf")] if dist.get_rank() else [0.0, float("nan"), 1.0])
-    return [workspace_of().all_reduce(mine, op).isnan().tolist() for op in ("max", "min", "sum")]
+    workspace = small_slots()
+    return [workspace.all_reduce(mine, op).isnan().tolist() for op in ("max", "min", "sum")]
 
 
 @pytest.mark.parametrize("world", [2, 4])

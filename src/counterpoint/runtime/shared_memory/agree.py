@@ -16,7 +16,7 @@ import torch.distributed as dist
 from counterpoint._torch import group_timeout_s
 from counterpoint.errors import SharedMemoryError
 from counterpoint.runtime.shared_memory.faults import Member
-from counterpoint.runtime.shared_memory.library import kernels
+from counterpoint.runtime.shared_memory.library import kernels, library_path
 from counterpoint.runtime.shared_memory.segment import Segment
 from counterpoint.runtime.shared_memory.workspace import SLOT_BYTES, Workspace
 
@@ -35,13 +35,14 @@ class Facts:
     host: str
     pid: int
     processors: frozenset[int]
-    slot_bytes: int
+    kernels: tuple[str, int]
+    """Which library, and the size of the slots it is to use."""
     problem: str | None = None
     memory: tuple[int, tuple[int, int]] | None = None
     """Of rank 0: the number of its descriptor, and what identifies the file behind it."""
 
 
-def rendezvous(group: dist.ProcessGroup | None = None) -> Workspace:
+def rendezvous(group: dist.ProcessGroup | None = None, *, slot_bytes: int = SLOT_BYTES) -> Workspace:
     """The shared memory of a group, newly made. All ranks of the group call it together.
 
     SharedMemoryError, on all ranks alike, where they are not all on one host, or one of them lacks a compiler, Linux,
@@ -50,9 +51,10 @@ def rendezvous(group: dist.ProcessGroup | None = None) -> Workspace:
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     rank = dist.get_rank(group)
     library, problem = _attempt(kernels)
-    size = library.cp_segment_bytes(len(ranks), SLOT_BYTES) if library is not None else 0
+    size = library.cp_segment_bytes(len(ranks), slot_bytes) if library is not None else 0
     made, trouble = _attempt(lambda: Segment.create(len(ranks), size)) if rank == 0 and size else (None, None)
-    everyone = _exchanged(_facts(made, problem or trouble), group, len(ranks))
+    using = (library_path().name if library is not None else "none", slot_bytes)
+    everyone = _exchanged(_facts(made, using, problem or trouble), group, len(ranks))
     agreed = _disagreement(everyone, ranks)
     segment = made
     if agreed is None and segment is None:
@@ -75,6 +77,7 @@ def rendezvous(group: dist.ProcessGroup | None = None) -> Workspace:
         group=group.group_name if group is not None else "world",
         timeout_s=group_timeout_s(group),
         spin_us=SPIN_US if len(processors) >= len(ranks) else SPIN_CROWDED_US,
+        slot_bytes=slot_bytes,
     )
 
 
@@ -85,13 +88,13 @@ def _attempt(make: Callable[[], T]) -> tuple[T | None, str | None]:
         return None, error.what
 
 
-def _facts(made: Segment | None, problem: str | None) -> Facts:
+def _facts(made: Segment | None, using: tuple[str, int], problem: str | None) -> Facts:
     memory = None
     if made is not None:
         status = os.fstat(made.descriptor)
         memory = (made.descriptor, (status.st_dev, status.st_ino))
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return Facts(host_identity(), os.getpid(), frozenset(processors), SLOT_BYTES, problem, memory)
+    return Facts(host_identity(), os.getpid(), frozenset(processors), using, problem, memory)
 
 
 def host_identity() -> str:
@@ -112,7 +115,10 @@ def _disagreement(everyone: Sequence[Facts], ranks: Sequence[int]) -> str | None
     if len(hosts) > 1:
         parts = " and ".join(map(str, hosts.values()))
         return f"ranks {parts} are on different hosts, or in containers that do not see each other's processes"
-    return _first_problem([facts.problem for facts in everyone], ranks)
+    problem = _first_problem([facts.problem for facts in everyone], ranks)
+    if problem is None and len({facts.kernels for facts in everyone}) > 1:
+        return f"ranks {list(ranks)} use different kernels, or slots of different sizes"
+    return problem
 
 
 def _first_problem(problems: Sequence[str | None], ranks: Sequence[int]) -> str | None:

@@ -96,23 +96,13 @@ int pipeline(size_t chunks, Send send, Take take) {
   return NONE;
 }
 
-enum Kind { ONE_SHOT = 1, TWO_SHOT, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST };
-
-struct Reduction {
-  Combine combine;
-  size_t item;
-  int divisor;
-};
+enum Kind { ONE_SHOT = 1, TWO_SHOT, ALL_GATHER, REDUCE_SCATTER };  // named in library.py
 
 }  // namespace
 
 extern "C" {
 
-int cp_abi() { return 1; }
-
 size_t cp_context_bytes() { return sizeof(Context); }
-
-size_t cp_control_bytes(int world) { return control_bytes(world); }
 
 size_t cp_segment_bytes(int world, size_t slot_bytes) {
   return control_bytes(world) + size_t(2) * world * SLOTS * slot_bytes;

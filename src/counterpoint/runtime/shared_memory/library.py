@@ -12,8 +12,6 @@ import torch
 
 from counterpoint.runtime.shared_memory.build import built_library
 
-ABI = 1
-
 # In the order of the enumerations in reduce.h.
 TYPES: Mapping[torch.dtype, int] = MappingProxyType(
     {
@@ -56,9 +54,7 @@ Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
 _POINTER, _SIZE, _INT, _STEP = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint32
 _SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = MappingProxyType(
     {
-        "cp_abi": (_INT, ()),
         "cp_context_bytes": (_SIZE, ()),
-        "cp_control_bytes": (_SIZE, (_INT,)),
         "cp_segment_bytes": (_SIZE, (_INT, _SIZE)),
         "cp_join": (
             _INT,
@@ -99,9 +95,15 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 @cache
+def library_path() -> Path:
+    """Where this process's kernels are, built at the first call; SharedMemoryError where they cannot be."""
+    return built_library()
+
+
+@cache
 def kernels() -> ctypes.CDLL:
-    """The kernels of this process, built at the first call; SharedMemoryError where they cannot be."""
-    return load(built_library())
+    """The kernels of this process; SharedMemoryError where they cannot be built."""
+    return load(library_path())
 
 
 def supports(dtype: torch.dtype, reduce_op: str) -> bool:
