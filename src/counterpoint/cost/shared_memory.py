@@ -28,6 +28,22 @@ class HostMemory:
 
 HOST = HostMemory()
 MB = 1e6
+SWITCH_US = 40.0
+"""Until a rank that shares its processor with others runs again (the same machine, four ranks on two cores)."""
+
+
+def host_memory(ranks: int, processors: int) -> HostMemory:
+    """What to count with where so many ranks share so many processors."""
+    if processors >= ranks:
+        return HOST
+    share = ranks / max(processors, 1)
+    return HostMemory(
+        call_us=HOST.call_us + SWITCH_US,
+        exchange_us=SWITCH_US,
+        copy_us_per_mb=HOST.copy_us_per_mb * share,
+        read_us_per_mb=HOST.read_us_per_mb * share,
+        again_us_per_mb=HOST.again_us_per_mb * share,
+    )
 
 
 def one_shot_us(nbytes: float, ranks: int, host: HostMemory = HOST) -> float:

@@ -12,6 +12,7 @@ from counterpoint.cost.shared_memory import (
     HostMemory,
     all_gather_us,
     crossing_bytes,
+    host_memory,
     one_shot_us,
     prefers_two_shot,
     reduce_scatter_us,
@@ -57,6 +58,12 @@ def test_the_crossing_lies_where_it_was_measured(ranks: int, least: float, most:
 def test_more_ranks_cross_earlier() -> None:
     crossings = [crossing_bytes(ranks) for ranks in range(2, 32)]
     assert crossings == sorted(crossings, reverse=True)
+
+
+def test_ranks_that_share_processors_cross_later() -> None:
+    """Every further exchange is a change of processes there."""
+    assert host_memory(4, 4) == host_memory(4, 8) == HostMemory()
+    assert 100e3 < crossing_bytes(4, host_memory(4, 2)) < 500e3
 
 
 def test_a_rank_alone_has_nothing_to_choose() -> None:

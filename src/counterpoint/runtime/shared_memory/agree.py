@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from counterpoint._torch import group_timeout_s
+from counterpoint.cost.shared_memory import host_memory
 from counterpoint.errors import SharedMemoryError
 from counterpoint.runtime.shared_memory.faults import Member
 from counterpoint.runtime.shared_memory.library import kernels, library_path
@@ -68,7 +69,7 @@ def rendezvous(group: dist.ProcessGroup | None = None, *, slot_bytes: int = SLOT
             where=f"group of ranks {ranks}",
             next_step="its collectives go through the process group instead",
         )
-    processors = frozenset[int]().union(*(facts.processors for facts in everyone))
+    processors = len(frozenset[int]().union(*(facts.processors for facts in everyone)))
     return Workspace(
         library,
         segment,
@@ -76,7 +77,8 @@ def rendezvous(group: dist.ProcessGroup | None = None, *, slot_bytes: int = SLOT
         [Member.of(number, facts.pid) for number, facts in zip(ranks, everyone, strict=True)],
         group=group.group_name if group is not None else "world",
         timeout_s=group_timeout_s(group),
-        spin_us=SPIN_US if len(processors) >= len(ranks) else SPIN_CROWDED_US,
+        spin_us=SPIN_US if processors >= len(ranks) else SPIN_CROWDED_US,
+        host=host_memory(len(ranks), processors),
         slot_bytes=slot_bytes,
     )
 

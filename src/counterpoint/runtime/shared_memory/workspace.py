@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterpoint.cost.shared_memory import prefers_two_shot
+from counterpoint.cost.shared_memory import HOST, HostMemory, prefers_two_shot
 from counterpoint.errors import SharedMemoryError
 from counterpoint.runtime.shared_memory.faults import Member, Pulse, fault_error
 from counterpoint.runtime.shared_memory.library import OPERATIONS, TYPES, Fault, supports
@@ -42,10 +42,13 @@ class Workspace:
         group: str,
         timeout_s: float,
         spin_us: float,
+        host: HostMemory = HOST,
         slot_bytes: int = SLOT_BYTES,
         first_step: int = 0,
     ) -> None:
         self.rank, self.group, self.timeout_s = rank, group, timeout_s
+        self.host = host
+        """What moving bytes takes here, the same on all ranks."""
         self.members = tuple(members)
         self._kernels, self._segment = kernels, segment
         self._turn = threading.RLock()
@@ -77,7 +80,7 @@ class Workspace:
 
     def all_reduce(self, input: Tensor, op: str = "sum", *, out: Tensor | None = None) -> Tensor:
         """One-shot or two-shot, as `cost.shared_memory` predicts for the size."""
-        two = prefers_two_shot(input.numel() * input.element_size(), self.size)
+        two = prefers_two_shot(input.numel() * input.element_size(), self.size, self.host)
         return (self.two_shot_all_reduce if two else self.one_shot_all_reduce)(input, op, out=out)
 
     def one_shot_all_reduce(self, input: Tensor, op: str = "sum", *, out: Tensor | None = None) -> Tensor:
