@@ -36,7 +36,7 @@ from counterpoint.runtime.shared_memory import Workspace, workspace_of
 KB, MB = 1 << 10, 1 << 20
 SIZES = (1 * KB, 16 * KB, 64 * KB, 256 * KB, 1 * MB, 4 * MB, 16 * MB, 64 * MB)
 QUICK_SIZES = (1 * KB, 64 * KB, 1 * MB, 16 * MB)
-CROSSING_SIZES = tuple(KB << exponent for exponent in range(11))
+CROSSING_SIZES = tuple(4 * KB << exponent for exponent in range(0, 13, 2))
 MOVED_PER_CASE = 512 * MB
 """So that large sizes are repeated less often."""
 

@@ -22,8 +22,8 @@ class HostMemory:
     """Copying into shared memory, or out of another core's."""
     read_us_per_mb: float = 60.0
     """Reading another rank's bytes while reducing."""
-    again_us_per_mb: float = 18.0
-    """Writing what is in the cache to a second place."""
+    again_us_per_mb: float = 44.0
+    """Writing what has just been read or computed to a second place."""
 
 
 HOST = HostMemory()
