@@ -135,6 +135,15 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
         "hidden-anyway": Reason(
             "independent compute nearby can hide the collective as it is", "set leave-hidden to false"
         ),
+        "nothing-to-hide-behind": Reason(
+            "too little compute is independent of the collective to run meanwhile",
+            "give the step other work there, a faster link, or a larger share of the memory with max-in-flight-mb",
+        ),
+        "no-gain": Reason(
+            "by what the costs say, no other order and no bucket makes the step shorter",
+            "measure the links with counterpoint.calibrate_links, or name the topology, if the costs are wrong",
+        ),
+        "memory-cap": Reason("the plan would need more memory than is allowed", "raise max-extra-mb or memory-cap-mb"),
         "no-pass": Reason("no pass of the pipeline handles this collective", "add a pass that does"),
         "pass-failed": Reason("a pass failed and was undone", "look at the pass's error, or leave the pass out"),
         "invalid-graph": Reason(

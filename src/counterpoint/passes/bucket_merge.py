@@ -38,13 +38,14 @@ class BucketMode(Enum):
 
 def merge(editor: GraphEditor, buckets: Sequence[Bucket], mode: BucketMode) -> list[Refusal | None]:
     """Carry out the buckets: for each None where it stands, or why it was taken back."""
-    refusal = editor.attempt(f"merge {len(buckets)} buckets", lambda tx: _merge(tx, buckets, mode))
+    refusal = editor.attempt(f"merge {len(buckets)} buckets", lambda tx: merge_in(tx, buckets, mode))
     if refusal is None or len(buckets) < 2:
         return [refusal] * len(buckets)
     return [merge(editor, [bucket], mode)[0] for bucket in buckets]
 
 
-def _merge(tx: Transaction, buckets: Sequence[Bucket], mode: BucketMode) -> None:
+def merge_in(tx: Transaction, buckets: Sequence[Bucket], mode: BucketMode) -> None:
+    """Carry out all buckets inside a transaction."""
     results: dict[Node, Node] = {}
     gone: list[Node] = []
     for bucket in buckets:

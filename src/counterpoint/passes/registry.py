@@ -26,6 +26,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "fuse-ddp": "counterpoint.passes.ddp_fusion:FuseDdp",
         "micro-pipeline-tp": "counterpoint.passes.micro_pipeline_tp:MicroPipelineTp",
         "print-graph": "counterpoint.passes.print_graph:PrintGraph",
+        "schedule-overlap": "counterpoint.passes.overlap:ScheduleOverlap",
         "schedule-waits": "counterpoint.passes.schedule_waits:ScheduleWaits",
         "verify-graph": "counterpoint.passes.verify_graph:VerifyGraph",
     }

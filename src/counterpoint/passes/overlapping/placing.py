@@ -1,0 +1,70 @@
+"""The order of nodes: scheduled, held against the bound on memory, carried out with the fewest moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
+
+from counterpoint.ir.edit import Transaction
+from counterpoint.ir.view import GraphView
+from counterpoint.schedule.clock import Played, play
+from counterpoint.schedule.engine import Policy, run
+from counterpoint.schedule.memory import alive_bytes, lifetimes
+from counterpoint.schedule.order import fewest_moves, order_of
+from counterpoint.schedule.problem import Room
+from counterpoint.schedule.reading import Reading
+
+NARROWER = 5
+"""How often the memory for what is under way is halved before the order is kept as it is."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An order, and what it is expected to take."""
+
+    order: tuple[Node, ...]
+    played: Played
+    peak_bytes: int
+
+
+def alive_in(view: GraphView, order: Sequence[Node]) -> list[int]:
+    """Bytes alive at each node of an order; the caller keeps all inputs."""
+    held = {node for node in order if node.op in ("placeholder", "get_attr")}
+    return alive_bytes(len(order), lifetimes(order, view.hazards, held))
+
+
+def as_it_is(reading: Reading) -> Placed:
+    """The order of the graph."""
+    nodes = reading.view.nodes
+    return Placed(nodes, play(reading.work), max(alive_in(reading.view, nodes), default=0))
+
+
+def with_room(reading: Reading, limit_bytes: int) -> Reading:
+    """The reading, told what memory is left under the limit while each step runs."""
+    if not reading.steps:
+        return reading
+    alive = alive_in(reading.view, reading.view.nodes)
+    room = Room([max(0, limit_bytes - alive[k]) for k in reading.steps])
+    return replace(reading, problem=replace(reading.problem, room=room))
+
+
+def choose_order(reading: Reading, policy: Policy, limit_bytes: int) -> Placed:
+    """The shortest of the scheduled orders that stay under the limit, or else the order as it is."""
+    best = as_it_is(reading)
+    work = {item.node: item for item in reading.work}
+    for _ in range(NARROWER):
+        order = tuple(order_of(reading, run(reading.problem, policy)))
+        peak = max(alive_in(reading.view, order), default=0)
+        if peak <= limit_bytes:
+            placed = Placed(order, play(work[node] for node in order), peak)
+            return placed if placed.played.step_us < best.played.step_us else best
+        policy = replace(policy, in_flight_bytes=policy.in_flight_bytes // 2, room=policy.room / 2)
+    return best
+
+
+def put_in_order(tx: Transaction, reading: Reading, order: Sequence[Node]) -> None:
+    """Move what does not stand right."""
+    for nodes, before in fewest_moves(reading.view.nodes, order):
+        tx.move(nodes, before=before)

@@ -1,0 +1,46 @@
+"""Who goes first: pure functions of a problem. Ties go by original order, so the numbers of transfers end every key."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from counterpoint.schedule.problem import Problem, Transfer
+
+
+def latest_starts(problem: Problem) -> tuple[float, ...]:
+    """When each transfer must start at the latest so that nobody waits, were the compute stream never to stand still.
+
+    Transfers of one channel follow each other in the order of their first use.
+    """
+    begins_us = tuple(accumulate(problem.steps_us, initial=0.0))
+    latest = [0.0] * len(problem.transfers)
+    next_us: dict[str, float] = {}
+    order = sorted(range(len(latest)), key=lambda n: (problem.transfers[n].first_use, n), reverse=True)
+    for number in order:
+        transfer = problem.transfers[number]
+        due_us = begins_us[transfer.first_use]
+        if transfer.grows:
+            # What only the caller reads is due at the end, and would push everything before it there.
+            due_us = min(due_us, next_us.get(transfer.channel, due_us))
+        latest[number] = due_us - transfer.network_us
+        if transfer.grows:
+            next_us[transfer.channel] = latest[number]
+    return tuple(latest)
+
+
+def reserves(problem: Problem, caution: float) -> tuple[float, ...]:
+    """How much earlier than at the latest each transfer is due: a part of its own length, and the longest transfer that
+    may be under way on its channel when it wants to start."""
+    longest: dict[str, float] = {}
+    for transfer in problem.transfers:
+        if not transfer.grows:
+            longest[transfer.channel] = max(longest.get(transfer.channel, 0.0), transfer.network_us)
+    return tuple(
+        caution * transfer.network_us + longest.get(transfer.channel, 0.0) + transfer.launch_us
+        for transfer in problem.transfers
+    )
+
+
+def urgency(transfer: Transfer, number: int, latest_us: tuple[float, ...]) -> tuple[float, int]:
+    """The order on a channel: what is due first goes first; of equally urgent ones the one that stands first."""
+    return (latest_us[number] if transfer.grows else float(transfer.first_use), number)
