@@ -27,6 +27,7 @@ from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.launches import Launch
 from counterpoint.options import CompileOptions, described
 from counterpoint.runtime.agreement import Meeting, Statement
+from counterpoint.runtime.pretend import pretends
 
 Ranks = tuple[int, ...]
 
@@ -141,7 +142,7 @@ def _compiled_before() -> bool:
 
 def _has_store() -> bool:
     """Pretended worlds have ranks that never come."""
-    return dist.is_initialized() and dist.get_backend() != "fake"
+    return dist.is_initialized() and not pretends()
 
 
 def _meeting(topic: str, ranks: Ranks, graph: str, within_s: float) -> Meeting:

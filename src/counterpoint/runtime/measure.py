@@ -21,6 +21,7 @@ from counterpoint.cost.link import Link, traffic_bytes
 from counterpoint.cost.table import LinkTable
 from counterpoint.errors import GroupError
 from counterpoint.ir.ops import Kind
+from counterpoint.runtime.pretend import pretends
 
 SMALL_BYTES = 256
 SIZES_BYTES = (256 * 1024, 4 * 1024 * 1024)
@@ -69,7 +70,7 @@ def calibrate_links(group: dist.ProcessGroup | None = None, *, links: Links = LI
             next_step="call torch.distributed.init_process_group first",
         )
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    if dist.get_backend(group) == "fake" or dist.get_world_size() == 1:
+    if pretends(group) or dist.get_world_size() == 1:
         return None
     latency_us, slope_us = _measured(group, len(ranks)) if len(ranks) > 1 else (0.0, 0.0)
     agreed = slowest([latency_us, slope_us])

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from counterpoint._torch import backend_name
 from counterpoint.cost.capabilities import Capabilities, Capability, absent
 from counterpoint.runtime import shared_memory
+from counterpoint.runtime.pretend import pretends
 from counterpoint.runtime.symmetric_memory import probe_symmetric_memory
 
 _MESSAGES_BY: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -45,7 +46,7 @@ def probe_shared_memory(group: dist.ProcessGroup, device: torch.device) -> Capab
     """Whether ranks can read each other's memory on the CPU. A collective call of the group."""
     if device.type != "cpu":
         return absent(f"shared memory between processes is for the CPU, not for {device.type}")
-    if backend_name(group, device) in (None, "fake"):
+    if pretends(group) or backend_name(group, device) is None:
         return absent("the group only pretends to communicate")
     found = shared_memory.probe(group)
     return Capability(found.available, found.reason)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from counterpoint._torch import process_group
 from counterpoint.cost.capabilities import Capability, absent
 from counterpoint.errors import GroupError, SharedMemoryError
+from counterpoint.runtime.pretend import pretends
 from counterpoint.runtime.shared_memory.agree import rendezvous
 from counterpoint.runtime.shared_memory.workspace import Workspace
 
@@ -63,7 +64,7 @@ class Workspaces:
 
     def probe(self, group: dist.ProcessGroup | None = None) -> Capability:
         """Whether the ranks of the group can work in shared memory: tried, and said as data. A collective call."""
-        if dist.get_backend(group) == "fake":
+        if pretends(group):
             return absent("the group only pretends to communicate")
         try:
             workspace = self.of(group)

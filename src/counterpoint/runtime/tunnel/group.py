@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from counterpoint.ir.ops import Kind
+from counterpoint.runtime.pretend import TUNNEL
 from counterpoint.runtime.tunnel import movement
 from counterpoint.runtime.tunnel.channels import Channel, HostChannel, Move, channel_on
 from counterpoint.runtime.tunnel.log import Call, CallLog
 from counterpoint.runtime.tunnel.timing import Timing
 from counterpoint.runtime.tunnel.work import TunnelWork
 
-BACKEND = "tunnel"
+BACKEND = TUNNEL
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 
 
