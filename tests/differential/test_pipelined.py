@@ -17,6 +17,7 @@ from tests.support.pipelined_checks import (
     opcheck_all,
 )
 from tests.support.pipelined_failures import killed, stalled
+from tests.support.pipelined_stand_in import check_on_stand_in
 
 BF16 = torch.bfloat16
 
@@ -162,3 +163,10 @@ def test_a_rank_that_is_killed_is_an_error_for_the_others(ranks, operator: str, 
         ranks(2).run(killed, operator, lowering, deadline_s=60)
     assert "exit code -9" in caught.value.failures[1]
     assert error in caught.value.failures[0]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_what_is_copied_through_symmetric_memory(ranks, world_size: int) -> None:
+    reductions = [case for case in scatter_cases(world_size, 1) if case.dim is not None]
+    cases = [*gather_cases(3), *sized_gather_cases(world_size, 2), *reductions]
+    assert ranks(world_size).run(check_on_stand_in, cases) == [{}] * world_size

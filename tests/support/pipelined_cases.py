@@ -61,7 +61,6 @@ class Draw:
 
     dtype: torch.dtype
     transposed: bool = False
-    device: str = "cpu"
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
@@ -75,7 +74,7 @@ class Draw:
 
     def plain(self, shape: Sequence[int]) -> Tensor:
         """The same in row-major order."""
-        return torch.randint(-3, 4, tuple(shape), generator=self.generator).to(self.device, self.dtype)
+        return torch.randint(-3, 4, tuple(shape), generator=self.generator).to(self.dtype)
 
 
 def drawer(draw: Draw, given: Sequence[Tensor] | None) -> Callable[..., Any]:
@@ -88,6 +87,11 @@ def drawer(draw: Draw, given: Sequence[Tensor] | None) -> Callable[..., Any]:
         return draw.plain(shape) if plain else draw.one(shape)
 
     return one
+
+
+def placed(values: Sequence[Tensor | None], device: str) -> list[Tensor | None]:
+    """The same tensors on a device, with their strides."""
+    return [None if value is None else value.to(device) for value in values]
 
 
 def world() -> tuple[int, str]:
@@ -115,8 +119,8 @@ def scattered(total: Tensor, dim: int | None, reduce_op: str) -> Tensor:
 
 
 def run_gather(case: GatherCase, device: str = "cpu", given: Any = None) -> tuple[list[Tensor], list[Tensor]]:
-    """The results of the plain sequence, and of the operator; of given operands, or drawn ones."""
-    one = drawer(Draw(case.dtype, case.transposed, device), given)
+    """The results of the plain sequence on the CPU, and of the operator; of given operands, or drawn ones."""
+    one = drawer(Draw(case.dtype, case.transposed), given)
     shard, others = one(case.shard), [one(shape) for shape in case.others]
     biases = [one(shape, plain=True) for shape in case.biases or [None] * len(others)]
     dtypes = case.out_dtypes or (case.dtype,) * len(others)
@@ -126,28 +130,26 @@ def run_gather(case: GatherCase, device: str = "cpu", given: Any = None) -> tupl
         product = torch.matmul(*((whole, other) if case.left else (other, whole)))
         expected.append((product if bias is None else product + bias).to(dtype))
     ranks, group = world()
-    found = OPS.all_gather_matmul.default(
-        shard, others, biases, list(dtypes), case.dim, case.left, case.chunks, ranks, group, case.keep
-    )
-    return [*expected, whole] if case.keep else expected, found
+    operands = (shard.to(device), placed(others, device), placed(biases, device), list(dtypes))
+    found = OPS.all_gather_matmul.default(*operands, case.dim, case.left, case.chunks, ranks, group, case.keep)
+    return [*expected, whole] if case.keep else expected, [result.cpu() for result in found]
 
 
 def run_scatter(case: ScatterCase, device: str = "cpu", given: Any = None) -> tuple[list[Tensor], list[Tensor]]:
     """The same for a reduction of products."""
-    one = drawer(Draw(case.dtype, case.transposed, device), given)
+    one = drawer(Draw(case.dtype, case.transposed), given)
     lefts, rights = [one(shape) for shape in case.lefts], [one(shape) for shape in case.rights]
     bias = one(case.bias, plain=True)
     total = sum(torch.matmul(left, right) for left, right in zip(lefts, rights, strict=True))
     total = total if bias is None else total + bias
     expected = scattered(total.to(case.out_dtype or case.dtype), case.dim, case.reduce_op)
     ranks, group = world()
+    operands = (placed(lefts, device), placed(rights, device), *placed([bias], device), case.reduce_op)
     if case.dim is None:
-        found = OPS.matmul_all_reduce.default(lefts, rights, bias, case.reduce_op, case.chunks, group, case.out_dtype)
+        found = OPS.matmul_all_reduce.default(*operands, case.chunks, group, case.out_dtype)
     else:
-        found = OPS.matmul_reduce_scatter.default(
-            lefts, rights, bias, case.reduce_op, case.dim, case.chunks, ranks, group, case.out_dtype
-        )
-    return [expected], [found]
+        found = OPS.matmul_reduce_scatter.default(*operands, case.dim, case.chunks, ranks, group, case.out_dtype)
+    return [expected], [found.cpu()]
 
 
 def check(case: Any, device: str = "cpu") -> list[str]:

@@ -72,6 +72,7 @@ from counterpoint._torch.symbols import (
     symbolic_functions,
     symbolic_math,
 )
+from counterpoint._torch.symmetric_memory import SymmetricWorkspace, symmetric_workspace
 from counterpoint._torch.tracing import (
     GraphTaker,
     aot_backend,
@@ -105,6 +106,7 @@ __all__ = [
     "OpOverloadPacket",
     "ReducerFacts",
     "SymbolFacts",
+    "SymmetricWorkspace",
     "all_operator_names",
     "aot_backend",
     "as_if_compiling",
@@ -165,6 +167,7 @@ __all__ = [
     "symbol_facts",
     "symbolic_functions",
     "symbolic_math",
+    "symmetric_workspace",
     "tensor_metadata",
     "torch_version",
     "traces_restored_attributes",

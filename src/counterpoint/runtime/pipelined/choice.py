@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 
-import torch
-from torch import Tensor
-
 from counterpoint.cost.capabilities import Capabilities
+from counterpoint.runtime.pipelined import torch_fused
 from counterpoint.runtime.pipelined.gathers import Gather, ScaledFactor
 from counterpoint.runtime.pipelined.scatters import Partial
+from counterpoint.runtime.shared_memory import supports
 
 
 class Lowering(Enum):
@@ -19,6 +18,7 @@ class Lowering(Enum):
     MESSAGES = "messages"
     SHARED_MEMORY = "shared memory"
     SYMMETRIC_MEMORY = "symmetric memory"
+    TORCH_FUSED = "torch's fused operator"
 
 
 def for_gather(gather: Gather, capabilities: Capabilities) -> Lowering:
@@ -27,17 +27,31 @@ def for_gather(gather: Gather, capabilities: Capabilities) -> Lowering:
     # A scaled product cannot be added up from parts of the sum without rounding each.
     if gather.ranks == 1 or gather.shard.numel() == 0 or (gather.summed and scaled):
         return Lowering.PLAIN
-    return _for_tensor(gather.shard, capabilities)
+    if capabilities.symmetric_memory:
+        return Lowering.TORCH_FUSED if torch_fused.gather_obstacle(gather) is None else Lowering.SYMMETRIC_MEMORY
+    return _on_host(capabilities)
 
 
-def for_reduction(partial: Partial, ranks: int, capabilities: Capabilities) -> Lowering:
-    """How a sum of products and its reduction are run."""
+def for_scatter(partial: Partial, dim: int, ranks: int, capabilities: Capabilities) -> Lowering:
+    """How a sum of products and its reduce-scatter are run."""
     if ranks == 1 or 0 in partial.shape:
         return Lowering.PLAIN
-    return _for_tensor(partial.lefts[0], capabilities)
+    if capabilities.symmetric_memory:
+        obstacle = torch_fused.scatter_obstacle(partial, dim)
+        return Lowering.TORCH_FUSED if obstacle is None else Lowering.SYMMETRIC_MEMORY
+    return _on_host(capabilities)
 
 
-def _for_tensor(tensor: Tensor, capabilities: Capabilities) -> Lowering:
+def for_all_reduce(partial: Partial, reduce_op: str, ranks: int, capabilities: Capabilities) -> Lowering:
+    """How a sum of products and its all-reduce are run."""
+    if ranks == 1 or 0 in partial.shape:
+        return Lowering.PLAIN
+    if capabilities.shared_memory and not supports(partial.dtype, reduce_op):
+        return Lowering.MESSAGES if capabilities.messages else Lowering.PLAIN
+    return _on_host(capabilities)
+
+
+def _on_host(capabilities: Capabilities) -> Lowering:
     if capabilities.shared_memory:
         return Lowering.SHARED_MEMORY
-    return Lowering.MESSAGES if capabilities.messages and tensor.layout is torch.strided else Lowering.PLAIN
+    return Lowering.MESSAGES if capabilities.messages else Lowering.PLAIN

@@ -57,10 +57,10 @@ def gather_matmul(gather: Gather, group: dist.ProcessGroup, operator: str) -> li
     shard, dim, rank = gather.shard.contiguous(), gather.dim, group.rank()
     plan = list(steps(rank, gather.ranks, cut(gather.extent, gather.chunks), -1))
     gathered = gather.gathered() if gather.keep else None
-    rooms = _rooms(gather, plan, gathered)
+    places = rooms(gather, plan, gathered)
     scale = _gathered_scale(gather, group)
     with failing_as(operator, group):
-        exchange = open_exchange(group, operator, [Inbox(r, s.source) for r, s in zip(rooms, plan, strict=True)])
+        exchange = open_exchange(group, operator, [Inbox(p, s.source) for p, s in zip(places, plan, strict=True)])
     messages = {step.chunk: shard.narrow(dim, *step.chunk).contiguous() for step in plan}
     for i, step in enumerate(plan):
         exchange.send(i, messages[step.chunk], step.target)
@@ -68,35 +68,36 @@ def gather_matmul(gather: Gather, group: dist.ProcessGroup, operator: str) -> li
     products.add(shard, rank * gather.extent)
     if gathered is not None:
         gathered.narrow(dim, rank * gather.extent, gather.extent).copy_(shard)
-    for i, (step, room) in enumerate(zip(plan, rooms, strict=True)):
+    for i, (step, place) in enumerate(zip(plan, places, strict=True)):
         exchange.receive(i)
         start = step.source * gather.extent + step.chunk.start
-        products.add(room, start)
+        products.add(place, start)
         if gathered is not None:
-            _keep(gathered.narrow(dim, start, step.chunk.length), room)
+            keep(place, gathered, dim, start)
     exchange.finish()
     results = products.finish()
     return results if gathered is None else [*results, gathered]
 
 
-def _rooms(gather: Gather, plan: list[Step], gathered: Tensor | None) -> list[Tensor]:
+def rooms(gather: Gather, plan: list[Step], gathered: Tensor | None) -> list[Tensor]:
     """Where each step's part arrives: in the gathered operand where it lies in one piece there."""
-    rooms = []
+    places = []
     for step in plan:
         if gathered is not None:
             place = gathered.narrow(gather.dim, step.source * gather.extent + step.chunk.start, step.chunk.length)
             if place.is_contiguous():
-                rooms.append(place)
+                places.append(place)
                 continue
         shape = list(gather.shard.shape)
         shape[gather.dim] = step.chunk.length
-        rooms.append(gather.shard.new_empty(shape))
-    return rooms
+        places.append(gather.shard.new_empty(shape))
+    return places
 
 
-def _keep(place: Tensor, room: Tensor) -> None:
-    if place.data_ptr() != room.data_ptr():
-        place.copy_(room)
+def keep(place: Tensor, gathered: Tensor, dim: int, start: int) -> None:
+    """Copy a part to where it belongs in the gathered operand, unless it has arrived there."""
+    if place.untyped_storage().data_ptr() != gathered.untyped_storage().data_ptr():
+        gathered.narrow(dim, start, place.shape[dim]).copy_(place)
 
 
 def _gathered_scale(gather: Gather, group: dist.ProcessGroup) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from counterpoint.runtime.pipelined import choice, plain, point_to_point, shared
+from counterpoint.runtime.pipelined import choice, plain, point_to_point, shared, symmetric, torch_fused
 from counterpoint.runtime.pipelined.choice import Lowering
 from counterpoint.runtime.pipelined.gathers import Gather
 from counterpoint.runtime.pipelined.scatters import Partial
@@ -18,6 +18,10 @@ def gather_matmul(gather: Gather, group: dist.ProcessGroup, operator: str) -> li
     lowering = choice.for_gather(gather, PROBES.of(group, gather.shard.device))
     if lowering is Lowering.SHARED_MEMORY:
         return shared.gather_matmul(gather, workspace_of(group))
+    if lowering is Lowering.TORCH_FUSED:
+        return torch_fused.gather_matmul(gather, group.group_name)
+    if lowering is Lowering.SYMMETRIC_MEMORY:
+        return symmetric.gather_matmul(gather, group)
     if lowering is Lowering.MESSAGES:
         return point_to_point.gather_matmul(gather, group, operator)
     return plain.gather_matmul(gather, group)
@@ -27,9 +31,13 @@ def matmul_scatter(
     partial: Partial, dim: int, reduce_op: str, chunks: int, group: dist.ProcessGroup, operator: str
 ) -> Tensor:
     """This rank's part of the reduced sum."""
-    lowering = choice.for_reduction(partial, group.size(), PROBES.of(group, partial.device))
+    lowering = choice.for_scatter(partial, dim, group.size(), PROBES.of(group, partial.device))
     if lowering is Lowering.SHARED_MEMORY:
         return shared.matmul_scatter(partial, dim, reduce_op, workspace_of(group))
+    if lowering is Lowering.TORCH_FUSED:
+        return torch_fused.matmul_scatter(partial, dim, reduce_op, group.group_name)
+    if lowering is Lowering.SYMMETRIC_MEMORY:
+        return symmetric.matmul_scatter(partial, dim, reduce_op, group)
     if lowering is Lowering.MESSAGES:
         return point_to_point.matmul_scatter(partial, dim, reduce_op, chunks, group, operator)
     return plain.matmul_scatter(partial, dim, reduce_op, group.size(), group)
@@ -37,8 +45,8 @@ def matmul_scatter(
 
 def matmul_all_reduce(partial: Partial, reduce_op: str, chunks: int, group: dist.ProcessGroup) -> Tensor:
     """The reduced sum."""
-    lowering = choice.for_reduction(partial, group.size(), PROBES.of(group, partial.device))
-    if lowering is Lowering.SHARED_MEMORY and shared.can_reduce(partial, reduce_op):
+    lowering = choice.for_all_reduce(partial, reduce_op, group.size(), PROBES.of(group, partial.device))
+    if lowering is Lowering.SHARED_MEMORY:
         return shared.matmul_all_reduce(partial, reduce_op, workspace_of(group))
     if lowering is Lowering.MESSAGES:
         return point_to_point.matmul_all_reduce(partial, reduce_op, chunks, group, "matmul_all_reduce")

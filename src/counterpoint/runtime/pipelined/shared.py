@@ -11,7 +11,7 @@ from torch import Tensor
 from counterpoint.runtime.pipelined.arithmetic import accumulation_dtype
 from counterpoint.runtime.pipelined.gathers import Gather, Products
 from counterpoint.runtime.pipelined.scatters import Partial
-from counterpoint.runtime.shared_memory import Workspace, supports
+from counterpoint.runtime.shared_memory import Workspace
 
 
 def gather_matmul(gather: Gather, workspace: Workspace) -> list[Tensor]:
@@ -61,8 +61,3 @@ def matmul_all_reduce(partial: Partial, reduce_op: str, workspace: Workspace) ->
     """The reduced sum: its kernel leaves nothing to hide, since the memory's bandwidth is all that it takes."""
     total = partial.all()
     return workspace.all_reduce(total, reduce_op, out=total)
-
-
-def can_reduce(partial: Partial, reduce_op: str) -> bool:
-    """Whether the kernels know the element type."""
-    return supports(partial.dtype, reduce_op)

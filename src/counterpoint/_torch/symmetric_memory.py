@@ -1,0 +1,41 @@
+"""Torch's symmetric memory: buffers that every rank of a group maps, with signals between the ranks' streams."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class SymmetricWorkspace(Protocol):
+    """What is used of torch's handle: methods of every version since 2.11."""
+
+    rank: int
+    world_size: int
+
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> Tensor:
+        """A rank's memory, mapped here."""
+
+    def barrier(self, channel: int = 0) -> None:
+        """Let the current streams of all ranks meet."""
+
+    def put_signal(self, dst_rank: int, channel: int = 0) -> None:
+        """Signal a rank from the current stream."""
+
+    def wait_signal(self, src_rank: int, channel: int = 0) -> None:
+        """Let the current stream wait for a rank's signal, and take it."""
+
+
+def symmetric_workspace(group_name: str, nbytes: int) -> SymmetricWorkspace:
+    """The workspace of a group, grown where it is smaller; torch's fused operators share it. A collective call."""
+    module: Any = importlib.import_module("torch.distributed._symmetric_memory")
+    # Needed up to torch 2.12; later it does nothing and says so.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        module.enable_symm_mem_for_group(group_name)
+    handle: SymmetricWorkspace = module.get_symm_mem_workspace(group_name, min_size=nbytes)
+    return handle
