@@ -45,7 +45,8 @@ def test_defaults_have_an_empty_text_and_the_full_text_names_every_option() -> N
     assert CompileOptions().text() == ""
     assert CompileOptions().text(defaults=True) == (
         "codegen=inductor passes=none verify=structural bitwise=false on-error=continue "
-        "latency-us=none bandwidth-gbps=none topology=none cost-table=none agreement-s=600"
+        "latency-us=none bandwidth-gbps=none topology=none cost-table=none "
+        "require-bucketed=false require-pipelined=false max-exposed-us=none agreement-s=600"
     )
 
 

@@ -11,6 +11,7 @@ from torch._guards import CompileContext
 from counterpoint.inductor.guard import PassRun
 from counterpoint.inductor.plan import Plan
 from counterpoint.report.history import HISTORY, CompileRecord
+from counterpoint.report.requirements import check_requirements
 
 
 def in_compiled_autograd() -> bool:
@@ -36,9 +37,9 @@ class Account:
         return Account(plan, role, collectives, time.perf_counter())
 
     def close(self, run: PassRun, *, origin: str, cache: str) -> CompileRecord:
-        """Write the record."""
+        """Write the record; RequirementError where the graph is not as the strict options require."""
         compile_id = CompileContext.current_compile_id()
-        return HISTORY.add(
+        record = HISTORY.add(
             CompileRecord(
                 graph=f"{compile_id if compile_id is not None else '-'} {self.role}",
                 role=self.role,
@@ -53,3 +54,6 @@ class Account:
                 passes_s=run.seconds,
             )
         )
+        # After the record is kept, so that whoever is refused can look at it.
+        check_requirements(record.reports, self.plan.options, graph=record.graph, collectives=self.collectives)
+        return record

@@ -31,7 +31,9 @@ from counterpoint.runtime.pretend import pretends
 
 Ranks = tuple[int, ...]
 
-HARMLESS = frozenset({"codegen", "verify", "on_error", "agreement_s"})
+HARMLESS = frozenset(
+    {"codegen", "verify", "on_error", "agreement_s", "require_bucketed", "require_pipelined", "max_exposed_us"}
+)
 """Options that change how a graph is checked, or run, and not what its collectives are. Where code generation fell
 back to plain calls on one rank, the collectives themselves show whether that matters."""
 

@@ -21,6 +21,9 @@ from counterpoint.passes.book import LedgerBook
 from counterpoint.passes.pipeline import count_collectives, run_pipeline
 from counterpoint.passes.report import PipelineReport
 from counterpoint.passes.restore import SavedGraph
+from counterpoint.report.prediction import with_exposure
+from counterpoint.sim.simulator import simulate
+from counterpoint.sim.timeline import Timeline
 
 LOGGER = logging.getLogger("counterpoint")
 
@@ -58,6 +61,7 @@ def run_guarded(graph: Graph, plan: Plan, groups: GroupTable, run: PassRun) -> N
     for node in graph.nodes:
         # AOT autograd's forward and backward share these dictionaries; what passes note in one is not for the other.
         node.meta = dict(node.meta)
+    before = _simulated(gm, plan, groups, run, mark=True)
     # Without passes nothing can change, and copying a large graph takes seconds.
     saved = SavedGraph(gm) if plan.pipeline.passes else None
     try:
@@ -77,12 +81,33 @@ def run_guarded(graph: Graph, plan: Plan, groups: GroupTable, run: PassRun) -> N
             saved.restore()
         report = _report_untouched(gm, plan, groups, run, error)
         LOGGER.error("our passes failed; the graph is compiled as it was", exc_info=error)
+    after = _simulated(gm, plan, groups, run) if before is not None else None
+    if before is not None and after is not None:
+        report = replace(report, ledger=with_exposure(report.ledger, before, after))
     report = replace(report, launches=launches_of(gm.graph))
     run.reports.append(report)
     run.problems.extend(report.problems)
     if report.problems:
         run.problems.append(save_fault(gm, saved.graph if saved is not None else graph, groups, report))
     run.seconds += time.perf_counter() - started
+
+
+def _simulated(gm: GraphModule, plan: Plan, groups: GroupTable, run: PassRun, *, mark: bool = False) -> Timeline | None:
+    """The step as it is now, where somebody cares: a cluster is described, or exposed time has a limit.
+
+    A prediction never fails a compile; that there is none is a problem, and fails what requires it.
+    """
+    if plan.options.max_exposed_us is None and not plan.cost_model.is_informed:
+        return None
+    try:
+        if mark:
+            # Collectives get their names in the ledger, as the run of the passes will give them again.
+            LedgerBook.open(gm.graph, run.next_name(), groups)
+        return simulate(gm, plan.cost_model, groups, places=False)
+    except Exception as error:
+        LOGGER.warning("the exposed time of a graph cannot be predicted", exc_info=error)
+        run.problems.append(f"the exposed time cannot be predicted: {type(error).__name__}: {error}")
+        return None
 
 
 def _sort(graph: Graph) -> None:

@@ -42,6 +42,15 @@ class CompileOptions:
     cost_table: str | None = option(
         None, help="a file of measured times, written by counterpoint calibrate; they go before every formula"
     )
+    require_bucketed: bool = option(
+        False, help="fail unless every collective that could share a bucket does, or is hidden or pipelined"
+    )
+    require_pipelined: bool = option(
+        False, help="fail unless every gather and scatter beside a matmul is pipelined with it, where that pays"
+    )
+    max_exposed_us: float | None = option(
+        None, help="fail when more communication of a graph is predicted to be exposed", unit="us", minimum=0.0
+    )
     agreement_s: float | None = option(
         600.0,
         help="how long the ranks wait for each other to compare a graph before its first run; none does not compare",
