@@ -36,7 +36,7 @@ FENCES: tuple[Fence, ...] = (
     Fence(
         "_fuse_ddp_communication",
         False,
-        "fused-all-reduce",
+        "fused-gradients",
         "DDP with the python reducer switches it on for the whole process; it merges without comparing group, "
         "reduction or dtype, and would leave our fusion nothing to fuse",
     ),

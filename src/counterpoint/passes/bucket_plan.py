@@ -21,6 +21,7 @@ from counterpoint.ir.merges import MergePlanner
 from counterpoint.ir.ops import Form, Kind
 from counterpoint.ir.reason import Refusal
 from counterpoint.ir.view import GraphView
+from counterpoint.passes.book import origins_of
 
 BUCKETABLE = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL)
 MOVING_BYTES = frozenset({Kind.ALL_GATHER, Kind.ALL_TO_ALL})
@@ -99,6 +100,10 @@ class _Open:
     nbytes: int = 0
 
 
+CapsOf = Callable[[list[Member]], Mapping[Key, Callable[[int], int]]]
+"""Chooses the cap of the n-th bucket of each key, given all that could be in one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BucketRules:
     """How big buckets may be, and what may share one."""
@@ -109,8 +114,8 @@ class BucketRules:
     multi_dtype: bool = False
     fill_past_cap: bool = False
     """A bucket is full once it holds its cap, and may end up larger; otherwise it never holds more."""
-    caps_of: Callable[[list[Member]], Mapping[Key, Callable[[int], int]]] | None = None
-    """Chooses the caps of each key from all that could be in a bucket; without it `cap_bytes` holds for every key."""
+    caps_of: CapsOf | None = None
+    """Without it `cap_bytes` holds for every key."""
 
     def admits(self, bucket: _Open, nbytes: int) -> bool:
         """Whether so many bytes more still fit."""
@@ -131,8 +136,12 @@ class Bound(Protocol):
 def plan_buckets(
     view: GraphView, rules: BucketRules, bound: Callable[[list[Member]], Bound | None] = lambda _: None
 ) -> BucketPlan:
-    """The buckets that the rules allow in this graph; `bound` is made of all that could be in one."""
-    read = [(start, read_member(start, rules.multi_dtype)) for start in view.starts if kind_of(start) in rules.kinds]
+    """The buckets that the rules allow in this graph; `bound` is made of all that could be in one.
+
+    What does the work of several collectives already has the size that a pass before gave it, and stays as it is.
+    """
+    starts = [start for start in view.starts if kind_of(start) in rules.kinds and len(origins_of(start)) < 2]
+    read = [(start, read_member(start, rules.multi_dtype)) for start in starts]
     members = [member for _, member in read if isinstance(member, Member)]
     plan = plan_members(members, view.merges(), rules, bound(members))
     unreadable = tuple((start, why) for start, why in read if isinstance(why, Refusal))

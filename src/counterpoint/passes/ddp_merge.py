@@ -14,7 +14,7 @@ from torch.fx import Node
 from counterpoint.ir import metadata, ops
 from counterpoint.ir.edit import GraphEditor, Transaction
 from counterpoint.ir.reason import Refusal
-from counterpoint.passes import bodies, gradients
+from counterpoint.passes import bodies, gradients, packed_bodies
 from counterpoint.passes.bodies import Apply, Emit, Value
 from counterpoint.passes.emitting import GraphEmit
 from counterpoint.passes.gradients import Gradient, Step, common_steps
@@ -32,7 +32,9 @@ class FusionMethod(Enum):
     """How gradients share one collective."""
 
     CONCAT = "concat"
-    """Packed side by side into one tensor."""
+    """Packed side by side into one tensor, by torch's own operators."""
+    CUSTOM = "custom"
+    """Packed likewise by an operator of ours: the fewest nodes for code generation."""
     COALESCED = "coalesced"
     """Handed together to the coalesced operator, which packs nothing."""
 
@@ -86,6 +88,7 @@ class _Fusion:
     ) -> None:
         self.members, self.emitter = members, emitter
         self.coalesced = method is FusionMethod.COALESCED
+        self.pack = packed_bodies.packing_to(None) if method is FusionMethod.CUSTOM else bodies.concatenated
         self.exact = exact
         self.starts = [gradient.start for gradient in members]
         self.waits = [gradient.member.wait for gradient in members]
@@ -127,7 +130,9 @@ class _Fusion:
         before = _apply(tuple(reversed(first.before[: self.before])))
         after = _apply(first.after[: self.after])
         if not self.coalesced:
-            return bodies.all_reduce(emit, values, reduce_op=reduce_op, group=group, before=before, after=after)
+            return bodies.all_reduce(
+                emit, values, reduce_op=reduce_op, group=group, pack=self.pack, before=before, after=after
+            )
         # The coalesced operator keeps the strides of what it is given, where the single one lays it out anew.
         sent = [emit.contiguous(value) for value in before(emit, list(values))]
         return bodies.coalesced(emit, sent, bodies.C10D.all_reduce_coalesced.default, reduce_op, group, after=after)

@@ -30,8 +30,17 @@ from counterpoint.passes.restore import SavedGraph
 
 _STEP = re.compile(r'\s*([A-Za-z][\w-]*)\s*(?:\{((?:"(?:[^"\\]|\\.)*"|[^"{}])*)\})?\s*(,|$)')
 
-DEFAULT_PIPELINE = ""
-"""What runs when nobody asks for anything: nothing yet, so every collective is left alone."""
+DEFAULT_PIPELINE = (
+    "dedup-collectives,fuse-ddp{method=custom},"
+    "bucket-all-gather{mode=custom},bucket-reduce-scatter{mode=custom},"
+    "bucket-all-reduce{mode=custom},bucket-all-to-all{mode=custom},"
+    "schedule-waits"
+)
+"""What runs when nobody asks for anything else: gradients first, with their arithmetic, then whatever else is alike.
+
+Packed by operators of ours: code generation then takes no longer than for the graph as it was, where bodies of torch's
+own operators make it take half as long again for 12 parameters, and several times as long for 160.
+"""
 
 
 @dataclass(frozen=True)

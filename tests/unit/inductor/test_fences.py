@@ -13,11 +13,11 @@ def test_torch_keeps_its_own_pass_until_ours_provides_the_same() -> None:
 
 
 def test_a_pass_of_ours_fences_off_the_pass_that_repeats_it() -> None:
-    assert fences.fence_patches({"fused-all-reduce"}, {})["_fuse_ddp_communication"] is False
+    assert fences.fence_patches({"fused-gradients"}, {})["_fuse_ddp_communication"] is False
 
 
 def test_a_value_that_the_user_chose_stands() -> None:
-    assert fences.fence_patches({"fused-all-reduce"}, {"_fuse_ddp_communication": True}) == fences.fence_patches((), {})
+    assert fences.fence_patches({"fused-gradients"}, {"_fuse_ddp_communication": True}) == fences.fence_patches((), {})
 
 
 def test_keys_that_this_torch_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from counterpoint.ir.build import GraphBuilder
 from counterpoint.ir.text import print_graph
 from counterpoint.options import CompileOptions
 from counterpoint.passes.ledger import VerdictKind
-from counterpoint.passes.pipeline import Pipeline, run_pipeline
+from counterpoint.passes.pipeline import DEFAULT_PIPELINE, Pipeline, run_pipeline
 from counterpoint.passes.report import PassStatus, PipelineReport
 from tests.support.passes import REGISTRY
 
@@ -64,7 +64,8 @@ def test_a_text_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_options_name_the_pipeline_and_none_means_the_default() -> None:
     assert Pipeline.of(CompileOptions(passes="verify-graph")).text == "verify-graph"
-    assert len(Pipeline.of(CompileOptions())) == 0
+    assert Pipeline.of(CompileOptions()).text == DEFAULT_PIPELINE
+    assert len(Pipeline.of(CompileOptions(passes=""))) == 0
 
 
 def test_without_passes_all_is_left_alone() -> None:
