@@ -103,9 +103,7 @@ def _chosen(job: Job) -> Sequence[Mode]:
         for passes in job.passes
         if mode.name == "ours"
     ]
-    wanted = [
-        mode for mode in MODES if not job.modes or any(part in f"{mode.way}: {mode.name}" for part in job.modes)
-    ]
+    wanted = [mode for mode in MODES if not job.modes or any(part in f"{mode.way}: {mode.name}" for part in job.modes)]
     return sorted([*wanted, *extra], key=lambda mode: mode.way, reverse=False)
 
 
@@ -121,7 +119,11 @@ def _prepared(mode: Mode, job: Job) -> tuple[Trainer, Row]:
         losses += [float(trainer.step()) for _ in range(WARM_STEPS)]
     calls, peak_mb = _profiled(trainer, losses)
     if job.rank == 0:
-        print(f"{mode.way}: {mode.name}: first step {first_s:.1f} s, processor {first_cpu_s:.1f} s", file=sys.stderr, flush=True)
+        print(
+            f"{mode.way}: {mode.name}: first step {first_s:.1f} s, processor {first_cpu_s:.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     packed_mb = _packed_mb() if mode.ours else None
     row = Row(mode.way, mode.name, mode.ours, [], losses, first_s, first_cpu_s, calls, packed_mb, peak_mb)
     return trainer, row

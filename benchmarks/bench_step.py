@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from _bench import print_table  # noqa: E402
+
 from tests.support.netns import missing, shaped_link  # noqa: E402
 
 NETWORKS = {"loopback": None, "1gbit": 1.0}
@@ -116,7 +117,18 @@ def main() -> None:
                 "steps": 4 if NETWORKS[network] is None else 2,
                 "calibrate": not asked.no_calibration,
             }
-            columns = ["mode", "ms", "least", "to best peer", "calls", "packed MB", "peak MB", "first s", "CPU s", "loss +-"]
+            columns = [
+                "mode",
+                "ms",
+                "least",
+                "to best peer",
+                "calls",
+                "packed MB",
+                "peak MB",
+                "first s",
+                "CPU s",
+                "loss +-",
+            ]
             print_table(f"{workload} over {network}: one train step", columns, table(run(network, job)))
 
 

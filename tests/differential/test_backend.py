@@ -365,20 +365,30 @@ def test_a_report_that_is_gone_or_garbled_is_computed_again(ranks: Any, filled: 
     assert found == [("inference", "hit", "recomputed", 2, TURNED)] * 2
 
 
-def job_ddp_in_force(options: dict[str, Any]) -> list[tuple[str, int, str]]:
+def job_ddp_in_force(options: dict[str, Any]) -> list[tuple[str, str, str]]:
     train_with_compiled_autograd(options)
     assert all(record.problems == () for record in reports())
     return [
-        (record.role, sum(map(len, record.ledgers)), record.in_force.get("torch passes on", ""))
+        (record.role, str(*record.ledgers), record.in_force.get("torch passes on", ""))
         for record in reports()
         if record.collectives
     ]
 
 
-def test_generated_code_trains_ddp_and_the_record_names_the_pass_of_torch_that_stays_on(ranks: Any) -> None:
-    # Torch's own fusion has merged the two reductions before our passes see the graph.
-    expected = [("backward", 1, "_fuse_ddp_communication")]
-    assert ranks(2).run(job_ddp_in_force, INDUCTOR, reset_compiler=True) == [expected] * 2
+@pytest.mark.parametrize(
+    ("passes", "verdicts", "on"),
+    [
+        ({}, "2 bucketed", ""),
+        # Without a fusion of ours, torch's own stays on, and has merged the two before our passes see the graph.
+        ({"passes": "verify-graph"}, "1 left-alone", "_fuse_ddp_communication"),
+    ],
+    ids=["ours", "torch's"],
+)
+def test_generated_code_trains_ddp_and_one_of_the_two_fusions_is_on(
+    ranks: Any, passes: Any, verdicts: str, on: str
+) -> None:
+    expected = [("backward", verdicts, on)]
+    assert ranks(2).run(job_ddp_in_force, INDUCTOR | passes, reset_compiler=True) == [expected] * 2
 
 
 def test_generated_code_trains_sharded_parameters(ranks: Any) -> None:

@@ -58,7 +58,7 @@ def test_json_is_all_of_standard_output_and_reads_back(saved: Path) -> None:
 
 def test_output_is_a_graph_file(saved: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.graph"
-    assert run("opt", saved, "--output", target).exit_code == 0
+    assert run("opt", saved, "--passes", "verify-graph", "--output", target).exit_code == 0
     assert print_graph(load_graph(target).gm) == print_graph(captured().gm)
 
 

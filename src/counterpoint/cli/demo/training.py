@@ -1,4 +1,5 @@
-"""What each process of the demo does: train the same model on the same data, eager and compiled by us."""
+"""What each process of the demo does: train the same model on the same data, eager, and compiled by us without our
+passes and with them."""
 
 from __future__ import annotations
 
@@ -62,19 +63,25 @@ def _compare(way: str, settings: Settings, say: Say) -> dict[str, Any]:
     theirs, ours = WAYS[way]
     say("stage", f"{way}, eager, as torch does it")
     eager = _course(theirs(fresh_model()), settings.steps, say)
-    say("stage", f"{way}, compiling the forward and the backward graph")
+    say("stage", f"{way}, compiling the graphs as they are captured")
+    before = _course(_compiled(ours, {**settings.options, "passes": ""}), settings.steps, say)
+    say("stage", f"{way}, compiling the graphs with our passes")
     clear_reports()
-    compiled = torch.compile(ours(fresh_model()), backend="counterpoint", options=settings.options)
-    course = _course(compiled, settings.steps, say)
+    after = _course(_compiled(ours, settings.options), settings.steps, say)
     found = reports()
     return {
         "way": way,
         "eager": eager,
-        "compiled": course,
+        "before": before,
+        "after": after,
         "codegen": sorted({record.in_force.get("codegen", "?") for record in found}),
         "problems": [problem for record in found for problem in record.problems],
         "reports": [report.to_data() for record in found for report in record.reports],
     }
+
+
+def _compiled(wrap: Callable[[nn.Module], nn.Module], options: dict[str, Any]) -> Any:
+    return torch.compile(wrap(fresh_model()), backend="counterpoint", options=options)
 
 
 def fresh_model() -> Decoder:
