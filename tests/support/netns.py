@@ -1,4 +1,4 @@
-"""Two network namespaces joined by a link of a given bandwidth, for processes that are to share one machine and no loopback.
+"""Two network namespaces joined by a link of a given bandwidth: processes on one machine that talk as over a network.
 
     with shaped_link(1.0) as ends:
         subprocess.Popen([*ends[0].command, ...], env={**os.environ, **ends[0].environment})

@@ -43,7 +43,7 @@ FENCES: tuple[Fence, ...] = (
     Fence(
         "_micro_pipeline_tp",
         False,
-        "micro-pipeline",
+        "micro-pipelined",
         "it runs before our passes and would take their matches",
     ),
     Fence(

@@ -57,7 +57,7 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
         "bucket-form": Reason(
             "this form of the collective cannot be merged with others", "use the functional form with a wait"
         ),
-        "bucket-full": Reason("the collective alone fills a bucket", "raise the cap of the bucket"),
+        "bucket-full": Reason("the collective, alone or with the next, fills a bucket", "raise the cap of the bucket"),
         "no-partner": Reason(
             "no other collective has the same kind, group, reduction, device and element type",
             "merge over element types with multi-dtype, or leave it",

@@ -223,7 +223,7 @@ class _Shelf:
 
     def _why_alone(self, member: Member, bucket: _Open) -> Refusal:
         cap = self.rules.cap_bytes(bucket.index)
-        if member.nbytes >= cap:
+        if member.nbytes >= cap or len(self.closed) + len(self.opened) > 1:
             return Refusal("bucket-full", member.start.name, f"{member.nbytes} bytes, the cap is {cap}")
         return Refusal("no-partner", member.start.name, f"{self.key.kind.value} over group {self.key.group}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def test_the_demo_without_code_generation(tmp_path: Path) -> None:
     assert "replicate, code generation: eager" in result.stdout
     assert "backward/all_reduce#20" in result.stdout
     assert "our passes: a step of " in result.stdout
-    assert "bucketed             21  100.0 %" in result.stdout
+    assert re.search(r"\nbucketed +(20|21) ", result.stdout)
     assert "example_models.py:" in result.stdout
     captured = load_graph(tmp_path / "replicate.graph")
     assert (captured.role, captured.world_size) == ("step", 2)
