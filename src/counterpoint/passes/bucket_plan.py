@@ -98,6 +98,8 @@ class _Open:
     index: int
     members: list[Member] = field(default_factory=list)
     nbytes: int = 0
+    full: bool = False
+    """Whether it was closed because the next member did not fit."""
 
 
 CapsOf = Callable[[list[Member]], Mapping[Key, Callable[[int], int]]]
@@ -202,6 +204,8 @@ class _Shelf:
 
     def _open(self, member: Member) -> None:
         full = [b for b in self.opened if not self.rules.admits(b, member.nbytes)]
+        for bucket in full:
+            bucket.full = True
         for bucket in full or self.opened[: len(self.opened) + 1 - OPEN_AT_ONCE]:
             self.opened.remove(bucket)
             self.closed.append(bucket)
@@ -223,7 +227,7 @@ class _Shelf:
 
     def _why_alone(self, member: Member, bucket: _Open) -> Refusal:
         cap = self.rules.cap_bytes(bucket.index)
-        if member.nbytes >= cap or len(self.closed) + len(self.opened) > 1:
+        if member.nbytes >= cap or bucket.full:
             return Refusal("bucket-full", member.start.name, f"{member.nbytes} bytes, the cap is {cap}")
         return Refusal("no-partner", member.start.name, f"{self.key.kind.value} over group {self.key.group}")
 
