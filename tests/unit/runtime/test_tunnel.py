@@ -23,6 +23,7 @@ pytestmark = [
     # Torch calls its own deprecated names, and tracing an autograd function makes an object of it.
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
 ]
 

@@ -48,6 +48,16 @@ class Job:
     held: list[Tensor]
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What torch may ask of the backend of a device: the tunnel offers none of what NCCL can do beside collectives."""
+
+    supports_time_estimate: bool = False
+    supports_coalescing: bool = False
+    supports_splitting: bool = False
+    supports_tensor_alloc: bool = False
+
+
 def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -105,6 +115,9 @@ class TunnelGroup(_Base):  # type: ignore[misc]
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+
+    def _get_backend(self, device: torch.device) -> Traits:
+        return Traits()
 
     def shutdown(self) -> None:
         """Nothing to close."""
