@@ -139,7 +139,7 @@ def aliased_nodes(node: Node) -> tuple[Node, ...]:
     spec = ops.spec_of(node.target)
     if spec is not None:
         names = tuple(dict.fromkeys((*names, *spec.written)))
-    elif node.target in _MAY_ALIAS:
+    elif node.target in MAY_ALIAS:
         names = ("self",)
     return ops.tensors(node, names)
 
@@ -154,7 +154,7 @@ def _overloads(*names: str) -> frozenset[OpOverload]:
 
 # They return the input, or a view of it, where nothing needs to change, and copy elsewhere; what the schemas say of it
 # is no guide.
-_MAY_ALIAS = _overloads(
+MAY_ALIAS = _overloads(
     "reshape.default",
     "contiguous.default",
     "to.dtype",
@@ -170,7 +170,7 @@ _MAY_ALIAS = _overloads(
 def is_plain(overload: OpOverload) -> bool:
     """Whether the operator reads its arguments, returns fresh memory and does nothing else, as most do."""
     pure = _effect_of_overload(overload) is Effect.PURE
-    return pure and overload not in _MAY_ALIAS and not _formals_where(overload, False)
+    return pure and overload not in MAY_ALIAS and not _formals_where(overload, False)
 
 
 _SHAPE_ONLY = _overloads(
@@ -208,4 +208,4 @@ def is_view_like(node: Node) -> bool:
 
 def only_looks(node: Node) -> bool:
     """Whether the node surely makes a view and copies nothing, so that it does not read what its storage holds."""
-    return is_view_like(node) and node.target not in _MAY_ALIAS
+    return is_view_like(node) and node.target not in MAY_ALIAS

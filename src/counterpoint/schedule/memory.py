@@ -6,6 +6,7 @@ import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Node
 
 from counterpoint._torch import size_hint
@@ -28,16 +29,35 @@ class Lifetime:
 def lifetimes(nodes: Sequence[Node], hazards: Hazards, held: Collection[Node]) -> list[Lifetime]:
     """Every buffer of a graph. `held` are inputs that the caller keeps alive through the whole graph."""
     index = {node: position for position, node in enumerate(nodes)}
-    find, end = hazards.storage.find, len(nodes) - 1
+    end = len(nodes) - 1
+    homes = _Homes(hazards)
     first: dict[Node, int] = {}
     last: dict[Node, int] = {}
     size: dict[Node, int] = {}
     for position, node in enumerate(nodes):
-        root = find(node)
-        first.setdefault(root, index[node.all_input_nodes[0]] if _is_element(node, hazards) else position)
-        last[root] = max(last.get(root, position), end if node in held else position, _last_use(node, index))
-        size[root] = max(size.get(root, 0), _made_bytes(node, hazards))
-    return [Lifetime(root, size[root], first[root], last[root]) for root in first if size[root]]
+        home = homes.of(node)
+        first.setdefault(home, index[node.all_input_nodes[0]] if _is_element(node, hazards) else position)
+        last[home] = max(last.get(home, position), end if node in held else position, _last_use(node, index))
+        size[home] = size.get(home, 0) + _made_bytes(node, hazards)
+    return [Lifetime(home, size[home], first[home], last[home]) for home in first if size[home]]
+
+
+class _Homes:
+    """Which buffer each node lies in. Nodes are asked for in graph order."""
+
+    def __init__(self, hazards: Hazards) -> None:
+        self._hazards = hazards
+        # Sharing is "may share": what was copied after all, and views of it, lie elsewhere than the storage class says.
+        self._copied: dict[Node, Node] = {}
+
+    def of(self, node: Node) -> Node:
+        """The node that names the buffer."""
+        sources = effects.aliased_nodes(node)
+        home = node if _copied_bytes(node) else self._copied.get(sources[0]) if sources else None
+        if home is None:
+            return self._hazards.storage.find(node)
+        self._copied[node] = home
+        return home
 
 
 def _last_use(node: Node, index: dict[Node, int]) -> int:
@@ -60,14 +80,39 @@ def _is_element(node: Node, hazards: Hazards) -> bool:
 def _made_bytes(node: Node, hazards: Hazards) -> int:
     if not metadata.has_value(node) or node.op == "output" or ops.is_wait(node):
         return 0
-    if effects.is_view_like(node) and not _is_element(node, hazards):
-        return 0
+    if not _is_element(node, hazards) and (effects.is_view_like(node) or effects.aliased_nodes(node)):
+        return _copied_bytes(node)
     tensors = metadata.tensors_of(node)
     if isinstance(node.meta["val"], (list, tuple)):
         # The elements that are picked are buffers of their own.
         picked = {user.args[1] for user in node.users if user.target is operator.getitem}
         tensors = tuple(tensor for number, tensor in enumerate(tensors) if number not in picked)
     return sum(size_hint(metadata.nbytes_of(tensor)) or 0 for tensor in tensors)
+
+
+def _copied_bytes(node: Node) -> int:
+    """What an operator makes that returns a view where it can and else copies: it can of what lies in one piece."""
+    if node.target not in effects.MAY_ALIAS or not metadata.has_value(node):
+        return 0
+    source = node.all_input_nodes[0]
+    if not metadata.has_value(source):
+        return 0
+    tensor, before = metadata.tensor_of(node), metadata.tensor_of(source)
+    same = (tensor.dtype, tensor.device) == (before.dtype, before.device)
+    return 0 if same and _in_one_piece(before) else size_hint(metadata.nbytes_of(tensor)) or 0
+
+
+def _in_one_piece(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie row by row without gaps, by the hints of sizes."""
+    expected: int | None = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        length = size_hint(size)
+        if length is None or expected is None:
+            return True
+        if length != 1 and size_hint(stride) != expected:
+            return False
+        expected *= length
+    return True
 
 
 def alive_bytes(count: int, buffers: Sequence[Lifetime]) -> list[int]:
