@@ -3,8 +3,11 @@
     python benchmarks/bench_micro_pipeline_gpu.py [--quick]
 
 In the same run and in turns: the matmul alone, the collective and then the matmul (torch's low-contention forms),
-torch's fused operators, ours at several numbers of chunks, and what our operators choose. Each is checked against the
-plain one before it is timed. One device stands in for several, so copies cost memory bandwidth and not a link's.
+torch's fused operators, ours at several numbers of chunks, and what our pass chooses: `micro-pipeline-tp` with a table
+of costs that was measured on the same ranks a moment before, on the graph of the collective and the matmul. What it
+leaves alone runs as the collective and the matmul do; what it pipelines runs as the graph that it writes. Each way is
+checked against the plain one before it is timed. One device stands in for several, so copies cost memory bandwidth and
+not a link's.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +27,13 @@ from _bench import print_table
 from torch import Tensor
 
 from counterpoint._torch import register_operators, symmetric_workspace
-from counterpoint.ir.pipelined import OPS
+from counterpoint.cost.measured import MeasuredTable, operator_key
+from counterpoint.cost.model import CostModel
+from counterpoint.cost.table import layout_of
+from counterpoint.ir.build import GraphBuilder
+from counterpoint.ir.ops import Kind
+from counterpoint.passes.ledger import VerdictKind
+from counterpoint.passes.pipeline import Pipeline, run_pipeline
 from counterpoint.runtime.pipelined import operators, symmetric  # noqa: F401  the first registers
 from counterpoint.runtime.pipelined.gathers import Factor, Gather
 from counterpoint.runtime.pipelined.scatters import Partial
@@ -38,7 +47,8 @@ SIZES = {
 """By ranks: m, k, n of the gathered product, as in earlier measurements of torch's operators."""
 CALLS = 10
 WAIT = torch.ops._c10d_functional.wait_tensor.default
-Ways = dict[str, Callable[[], Tensor]]
+Way = Callable[[], Tensor]
+Ways = dict[str, Way]
 
 
 class Job(NamedTuple):
@@ -48,59 +58,106 @@ class Job(NamedTuple):
     repeats: int
 
 
-def gathers(m: int, k: int, n: int) -> Ways:
+class Case(NamedTuple):
+    """One product and its collective: the ways to it, and the parts that the choice is made from."""
+
+    kind: Kind
+    nbytes: int
+    """Of the whole tensor that is communicated."""
+    operands: tuple[Tensor, Tensor]
+    communication: Way
+    ways: Ways
+
+
+def gathers(m: int, k: int, n: int) -> Case:
     """Ways to a product of what is gathered."""
     ranks, group = dist.get_world_size(), dist.group.WORLD
-    name, bf16 = group.group_name, torch.bfloat16
+    name, bf16, symm = group.group_name, torch.bfloat16, torch.ops.symm_mem
     shard = torch.randn(m // ranks, k, device="cuda", dtype=bf16)
     other = torch.randn(k, n, device="cuda", dtype=bf16)
     whole = torch.randn(m, k, device="cuda", dtype=bf16)
 
-    def ours(chunks: int) -> Callable[[], Tensor]:
+    def ours(chunks: int) -> Way:
         factor = Factor(other=other, bias=None, out_dtype=bf16)
         call = Gather(shard=shard, dim=-2, ranks=ranks, left=True, factors=(factor,), keep=False, chunks=chunks)
         return lambda: symmetric.gather_matmul(call, group)[0]
 
-    symm = torch.ops.symm_mem
-    return {
+    def gathered() -> Tensor:
+        return WAIT(symm._low_contention_all_gather.default(shard, name))
+
+    ways = {
         "matmul alone": lambda: torch.mm(whole, other),
-        "gather, then matmul": lambda: torch.mm(WAIT(symm._low_contention_all_gather.default(shard, name)), other),
+        "gather, then matmul": lambda: torch.mm(gathered(), other),
         "torch's fused": lambda: symm.fused_all_gather_matmul.default(shard, [other], 0, name, return_A=False)[1][0],
         **{f"ours, {chunks} chunks": ours(chunks) for chunks in (1, 2, 4)},
-        "what we choose": lambda: OPS.all_gather_matmul.default(
-            shard, [other], [None], [bf16], 0, True, 1, ranks, name, False
-        )[0],
     }
+    return Case(Kind.ALL_GATHER, whole.nbytes, (shard, other), gathered, ways)
 
 
-def scatters(m: int, k: int, n: int) -> Ways:
+def scatters(m: int, k: int, n: int) -> Case:
     """Ways to a product that is reduced and scattered."""
-    ranks, group = dist.get_world_size(), dist.group.WORLD
+    group, symm = dist.group.WORLD, torch.ops.symm_mem
     name = group.group_name
     left = torch.randn(m, k, device="cuda", dtype=torch.bfloat16) / k**0.5
     right = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
     call = Partial(lefts=(left,), rights=(right,), bias=None, out_dtype=None)
-    symm = torch.ops.symm_mem
-    return {
+    whole = torch.mm(left, right)
+
+    def scattered(tensor: Tensor) -> Tensor:
+        return WAIT(symm._low_contention_reduce_scatter.default(tensor, "sum", name))
+
+    ways = {
         "matmul alone": lambda: torch.mm(left, right),
-        "matmul, then scatter": lambda: WAIT(
-            symm._low_contention_reduce_scatter.default(torch.mm(left, right), "sum", name)
-        ),
+        "matmul, then scatter": lambda: scattered(torch.mm(left, right)),
         "torch's fused": lambda: symm.fused_matmul_reduce_scatter.default(left, right, "sum", 0, name),
         "ours": lambda: symmetric.matmul_scatter(call, -2, "sum", group),
-        "what we choose": lambda: OPS.matmul_reduce_scatter.default(
-            [left], [right], None, "sum", 0, 1, ranks, name, None
-        ),
     }
+    return Case(Kind.REDUCE_SCATTER, whole.nbytes, (left, right), lambda: scattered(whole), ways)
 
 
-def measure(ways: Ways, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds a call, in turns; the last rank's count."""
-    plain = ways[next(name for name in ways if "then" in name)]()
+def plain_name(ways: Iterable[str]) -> str:
+    """The way that fuses nothing."""
+    return next(name for name in ways if "then" in name)
+
+
+def choose(case: Case, repeats: int) -> tuple[str, Way]:
+    """What the pass does with the graph of the collective and the matmul, by costs that are measured here and now."""
+    parts = {"communication": case.communication, "matmul": case.ways["matmul alone"]}
+    us = {name: statistics.median(each) * 1e3 for name, each in timed(parts, repeats).items()}
+    ranks, name = tuple(range(dist.get_world_size())), dist.group.WORLD.group_name
+    builder = GraphBuilder({name: ranks}, device="cuda")
+    left, right = (
+        builder.input(f"operand{i}", tensor.shape, tensor.dtype, tensor.stride())
+        for i, tensor in enumerate(case.operands)
+    )
+    if case.kind is Kind.ALL_GATHER:
+        result = product = builder.call(torch.ops.aten.mm.default, builder.all_gather(left, name), right)
+    else:
+        product = builder.call(torch.ops.aten.mm.default, left, right)
+        result = builder.reduce_scatter(product, "sum", name)
+    curves = {(case.kind, layout_of(ranks)): ((float(case.nbytes), us["communication"]),)}
+    table = MeasuredTable(curves, {operator_key(product) or "": us["matmul"]}, device_type="cuda")
+    gm = builder.finish(result)
+    report = run_pipeline(
+        gm, Pipeline.parse("micro-pipeline-tp"), groups=builder.groups, cost_model=CostModel(table=table)
+    )
+    (entry,) = report.ledger
+    if entry.verdict.kind is VerdictKind.PIPELINED:
+        return "pipelined", lambda: gm(*case.operands)[0]
+    return f"left alone: {entry.verdict.code}, {entry.verdict.detail}", case.ways[plain_name(case.ways)]
+
+
+def check(ways: Ways) -> None:
+    """Raise where a way gives something else than the plain one."""
+    plain = ways[plain_name(ways)]().float()
     for name, way in ways.items():
-        if name != "matmul alone":
-            worst = (way().float() - plain.float()).abs().max().item()
-            assert worst <= 0.02 * plain.float().abs().max().item(), f"{name} differs by up to {worst}"
+        worst = 0.0 if name == "matmul alone" else (way().float() - plain).abs().max().item()
+        if worst > 0.02 * plain.abs().max().item():
+            raise SystemExit(f"{name} differs by up to {worst}")
+
+
+def timed(ways: Ways, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds a call, in turns; the last rank's count."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
         for name, way in ways.items():
@@ -131,7 +188,11 @@ def rank_job(job: Job) -> tuple[str, list[Any]]:
         # Once as large as it will be: growing is no part of a call.
         symmetric_workspace(group.group_name, 2 * m * max(k, n))
         for name, make in (("all_gather_matmul", gathers), ("matmul_reduce_scatter", scatters)):
-            rows.append((name, (m, k, n), measure(make(m, k, n), job.repeats)))
+            case = make(m, k, n)
+            chosen, way = choose(case, job.repeats)
+            ways = {**case.ways, "what our pass chooses": way}
+            check(ways)
+            rows.append((name, (m, k, n), chosen, timed(ways, job.repeats)))
     return found.reason, rows
 
 
@@ -150,13 +211,13 @@ def main() -> None:
             job = Job(sizes[:1] if quick else sizes, 3 if quick else 9)
             reason, rows = run_on_one_gpu(rank_job, job, ranks=ranks, environment=environment)[0]
             table = []
-            for operator, size, times in rows:
+            for operator, size, chosen, times in rows:
                 medians = {name: statistics.median(each) for name, each in times.items()}
-                plain = next(value for name, value in medians.items() if "then" in name)
                 for name, each in times.items():
-                    shape = "x".join(map(str, size))
-                    table.append([operator, shape, name, medians[name], min(each), max(each), plain / medians[name]])
-            columns = ["operator", "m x k x n", "way", "median ms", "min", "max", "plain / this"]
+                    shape, ratio = "x".join(map(str, size)), medians[plain_name(times)] / medians[name]
+                    note = chosen if name == "what our pass chooses" else ""
+                    table.append([operator, shape, name, medians[name], min(each), max(each), ratio, note])
+            columns = ["operator", "m x k x n", "way", "median ms", "min", "max", "plain / this", "choice"]
             print_table(f"{ranks} ranks on {torch.cuda.get_device_name(0)}, bfloat16: {reason}", columns, table)
 
 

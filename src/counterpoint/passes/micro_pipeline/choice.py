@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import log2
 from types import MappingProxyType
+from typing import NamedTuple
 
 from torch.fx import Node
 
@@ -18,16 +20,29 @@ from counterpoint.passes.micro_pipeline.products import is_matmul
 CHUNKS = (1, 2, 4, 8)
 """Into how many pieces each rank's part may be cut."""
 
-SPLIT_LOSS: Mapping[str, float] = MappingProxyType(
+
+class SplitLoss(NamedTuple):
+    """By how much a matmul takes longer in parts, beside the communication that stays in sight."""
+
+    of_two: float
+    a_doubling: float = 0.0
+    """What every further doubling of the number of parts adds."""
+
+    def share(self, pieces: int) -> float:
+        """The part of the matmul's time that is lost."""
+        return self.of_two + self.a_doubling * max(0.0, log2(pieces / 2))
+
+
+SPLIT_LOSS: Mapping[str, SplitLoss] = MappingProxyType(
     {
-        # One H200 with two and four ranks under MPS, torch 2.11: the fused operators of torch took 0.18 to 0.40 of the
-        # matmul longer than the matmul alone, with the communication hidden (our measurement).
-        "cuda": 0.3,
+        # One H200 under MPS, torch 2.11, torch's fused operators, of six products each: at most 0.20 with two ranks
+        # and 0.46 with four (our measurement). More ranks than that follow the same line; nobody has measured them.
+        "cuda": SplitLoss(0.2, 0.26),
         # One thread, torch 2.13: products of 512 to 2048 squared in four parts took 1 to 3 % longer (our measurement).
-        "cpu": 0.03,
+        "cpu": SplitLoss(0.03),
     }
 )
-"""By how much a matmul takes longer in parts, by device type."""
+"""What parts cost, by device type."""
 
 WINDOW = 128
 """How many nodes before and behind a collective are looked at for compute that could hide it. What lies further away
@@ -52,7 +67,8 @@ class Work:
 def pipelined_us(work: Work, chunks: int) -> float:
     """The time of a pipelined operator: the longer of the two, and the other's first or last piece beside it."""
     pieces = work.pieces * chunks
-    compute = work.compute_us * (1 + SPLIT_LOSS.get(work.device_type, SPLIT_LOSS["cuda"]))
+    loss = SPLIT_LOSS.get(work.device_type, SPLIT_LOSS["cuda"])
+    compute = work.compute_us * (1 + loss.share(pieces))
     # The pieces of one chunk travel at once; further chunks are calls of their own.
     communication = work.communication_us + (chunks - 1) * work.latency_us
     beside = min(compute, communication) / pieces
