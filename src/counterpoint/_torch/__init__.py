@@ -22,6 +22,7 @@ from counterpoint._torch.graphs import (
     place_of,
 )
 from counterpoint._torch.groups import backend_name, group_timeout_s, process_group, process_group_ranks
+from counterpoint._torch.kernels import register_fake_kernel, register_kernel
 from counterpoint._torch.modules import (
     ReducerFacts,
     copy_dynamic_marks,
@@ -158,6 +159,8 @@ __all__ = [
     "quiet_compiler",
     "real_object",
     "reducer_facts",
+    "register_fake_kernel",
+    "register_kernel",
     "register_operators",
     "register_work",
     "remember_forward_lines",

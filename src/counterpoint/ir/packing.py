@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint._torch import register_fake_kernel, register_kernel
+
 Size = Any
 """An int, or a symbolic one while shapes are computed."""
 
@@ -150,8 +152,8 @@ def _fake_unpack_parts(
 def _register(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     qualified = f"counterpoint::{name}"
     torch.library.define(qualified, schema, tags=_TAGS)
-    torch.library.impl(qualified, "CompositeExplicitAutograd", run)
-    torch.library.register_fake(qualified, fake)
+    register_kernel(qualified, run)
+    register_fake_kernel(qualified, fake)
 
 
 _register("pack_rows", "(Tensor[] values, SymInt rows, ScalarType? dtype=None) -> Tensor", _pack_rows, _fake_pack_rows)

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint._torch import register_fake_kernel
 from counterpoint.errors import OperatorError
 from counterpoint.ir.products import check_lists, gathered_shape, product_shape, scattered_shape
 
@@ -166,7 +167,7 @@ def _fake_matmul_all_reduce(
 def _register(name: str, schema: str, fake: Callable[..., Any]) -> None:
     qualified = f"counterpoint::{name}"
     torch.library.define(qualified, schema, tags=_TAGS)
-    torch.library.register_fake(qualified, fake)
+    register_fake_kernel(qualified, fake)
 
 
 _register(

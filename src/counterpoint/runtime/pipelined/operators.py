@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint._torch import register_kernel
 from counterpoint.ir.pipelined import check_reduce_op
 from counterpoint.ir.products import check_lists, from_end, scattered_shape
 from counterpoint.runtime.pipelined import gradients, run  # noqa: F401  the first registers gradients
@@ -149,7 +150,7 @@ def _matmul_all_reduce(
 
 
 def _register(name: str, kernel: Callable[..., Any]) -> None:
-    torch.library.impl(f"counterpoint::{name}", "CompositeExplicitAutograd", kernel)
+    register_kernel(f"counterpoint::{name}", kernel)
 
 
 _register("all_gather_matmul", _all_gather_matmul)
