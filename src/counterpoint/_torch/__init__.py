@@ -73,7 +73,12 @@ from counterpoint._torch.symbols import (
     symbolic_functions,
     symbolic_math,
 )
-from counterpoint._torch.symmetric_memory import SymmetricWorkspace, symmetric_workspace
+from counterpoint._torch.symmetric_memory import (
+    SymmetricWorkspace,
+    has_multicast,
+    symmetric_buffer,
+    symmetric_workspace,
+)
 from counterpoint._torch.tracing import (
     GraphTaker,
     aot_backend,
@@ -137,6 +142,7 @@ __all__ = [
     "graph_size",
     "group_name",
     "group_timeout_s",
+    "has_multicast",
     "has_post_accumulate_hooks",
     "has_registered_effect",
     "implementations",
@@ -170,6 +176,7 @@ __all__ = [
     "symbol_facts",
     "symbolic_functions",
     "symbolic_math",
+    "symmetric_buffer",
     "symmetric_workspace",
     "tensor_metadata",
     "torch_version",

@@ -39,3 +39,19 @@ def symmetric_workspace(group_name: str, nbytes: int) -> SymmetricWorkspace:
         module.enable_symm_mem_for_group(group_name)
     handle: SymmetricWorkspace = module.get_symm_mem_workspace(group_name, min_size=nbytes)
     return handle
+
+
+def symmetric_buffer(group_name: str, nbytes: int, device: torch.device) -> Tensor:
+    """New memory of so many bytes that every rank of the group maps. A collective call."""
+    module: Any = importlib.import_module("torch.distributed._symmetric_memory")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        module.enable_symm_mem_for_group(group_name)
+    made: Tensor = module.empty(nbytes, dtype=torch.uint8, device=device)
+    module.rendezvous(made, group_name)
+    return made
+
+
+def has_multicast(workspace: SymmetricWorkspace) -> bool:
+    """Whether the switch can add up and copy what lies in a workspace."""
+    return bool(getattr(workspace, "multicast_ptr", 0))

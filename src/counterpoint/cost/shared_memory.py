@@ -9,6 +9,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+TYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
+"""Element types that the kernels reduce, in the order of the enumeration in reduce.h."""
+OPERATIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+"""Reductions that they know, in the order of the enumeration there."""
+
+
+def supports(dtype: torch.dtype, reduce_op: str) -> bool:
+    """Whether the kernels have this reduction of this type: those that `torch.distributed` has, and 16-bit integers.
+
+    Averages are for floating point, bitwise operations for integers and truth values.
+    """
+    if dtype not in TYPES or reduce_op not in OPERATIONS:
+        return False
+    if reduce_op == "avg":
+        return dtype.is_floating_point
+    return not (reduce_op in ("band", "bor", "bxor") and dtype.is_floating_point)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 
 def torch_gather_obstacle(
     *, dims: int, dim: int, left: bool, other_dims: Sequence[int], biases: bool, converts: bool, scaled: bool
@@ -42,3 +44,19 @@ def torch_scatter_obstacle(
     if scaled:
         return "its scaled form is not used"
     return None if dim in (-1, -dims) else "its operand would be copied first"
+
+
+def torch_all_reduce_obstacle(*, dtypes: Sequence[torch.dtype], nbytes: Sequence[int], reduce_op: str) -> str | None:
+    """Why the one-shot, two-shot and multicast all-reduces of torch cannot reduce these tensors."""
+    if reduce_op != "sum":
+        return "torch's kernels on symmetric memory only add up"
+    if not set(dtypes) <= {torch.float32, torch.bfloat16}:
+        return "torch's kernels on symmetric memory add float32 and bfloat16"
+    # They move 4, 8 or 16 bytes at once.
+    if any(size % 4 for size in nbytes):
+        return "torch's kernels on symmetric memory move 4 bytes at once"
+    return None
+
+
+TWO_SHOT_RANKS = (2, 4, 8)
+"""Group sizes for which torch's two-shot all-reduce has a form with a result of its own."""

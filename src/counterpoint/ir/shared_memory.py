@@ -1,7 +1,8 @@
 """Collectives in memory that the ranks of a host share, as operators of a graph: schemas and fake values.
 
 They take the arguments of the functional collectives of the same meaning, and are complete when they return. What
-runs is registered by `counterpoint.runtime.shared_memory`, which also describes them.
+runs on the CPU is registered by `counterpoint.runtime.shared_memory`, which also describes them; what runs where GPUs
+reach each other's memory by `counterpoint.runtime.symmetric_collectives`, as far as torch has kernels.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ _OPERATORS: Mapping[str, tuple[str, Callable[..., Tensor]]] = MappingProxyType(
         **_forms("shm_all_reduce", _REDUCED, _like, _WRITTEN),
         **_forms("shm_one_shot_all_reduce", _REDUCED, _like, _WRITTEN),
         **_forms("shm_two_shot_all_reduce", _REDUCED, _like, _WRITTEN),
+        **_forms("shm_multicast_all_reduce", _REDUCED, _like, _WRITTEN),
         **_forms("shm_all_gather", _GATHERED, _gathered),
         **_forms("shm_reduce_scatter", _SCATTERED, _scattered),
     }

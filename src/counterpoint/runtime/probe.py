@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from counterpoint._torch import backend_name
-from counterpoint.cost.capabilities import Capabilities, Capability, absent
+from counterpoint.cost.capabilities import Capabilities, Capability, CapabilityTable, absent
 from counterpoint.runtime import shared_memory
 from counterpoint.runtime.pretend import pretends
-from counterpoint.runtime.symmetric_memory import probe_symmetric_memory
+from counterpoint.runtime.shared_memory.agree import host_identity
+from counterpoint.runtime.symmetric_memory import probe_multicast, probe_symmetric_memory
 
 _MESSAGES_BY: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -54,11 +55,24 @@ def probe_shared_memory(group: dist.ProcessGroup, device: torch.device) -> Capab
 
 def probe(group: dist.ProcessGroup, device: torch.device) -> Capabilities:
     """Look at everything. A collective call of the group."""
+    shared, symmetric = probe_shared_memory(group, device), probe_symmetric_memory(group, device)
     return Capabilities(
         messages=probe_messages(group, device),
-        shared_memory=probe_shared_memory(group, device),
-        symmetric_memory=probe_symmetric_memory(group, device),
+        shared_memory=shared,
+        symmetric_memory=symmetric,
+        multicast=probe_multicast(group, symmetric),
+        processors=shared_memory.workspace_of(group).processors if shared else 0,
+        hosts=hosts_of(group),
     )
+
+
+def hosts_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+    """For each rank the number of its host, counted as they come. A collective call of the group."""
+    if pretends(group):
+        return ()
+    named: list[str] = [""] * group.size()
+    dist.all_gather_object(named, host_identity(), group=group)
+    return tuple(list(dict.fromkeys(named)).index(name) for name in named)
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,12 @@ class Probes:
             if found is not None and found.group() is group:
                 return found.capabilities
             return self.settle(group, device, probe(group, device))
+
+    def table(self) -> CapabilityTable:
+        """What is known of the groups that live."""
+        with self._lock:
+            alive = {key: found.capabilities for key, found in self._found.items() if found.group() is not None}
+        return CapabilityTable(alive)
 
     def settle(self, group: dist.ProcessGroup, device: torch.device, capabilities: Capabilities) -> Capabilities:
         """Use these from now on, on every rank of the group alike: for who knows better, and for comparisons."""

@@ -5,10 +5,19 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from counterpoint._torch import backend_name, symmetric_workspace
+from counterpoint._torch import backend_name, has_multicast, symmetric_workspace
 from counterpoint.cost.capabilities import Capability, absent
 
 _FIRST_BYTES = 1 << 20
+
+
+def probe_multicast(group: dist.ProcessGroup, symmetric_memory: Capability) -> Capability:
+    """Whether the switch between the devices adds up and copies. A collective call of the group."""
+    if not symmetric_memory:
+        return absent("without symmetric memory there is nothing to add up")
+    if not has_multicast(symmetric_workspace(group.group_name, _FIRST_BYTES)):
+        return absent("the switch cannot, or there is none")
+    return Capability(True, "the switch adds up what the ranks send")
 
 
 def probe_symmetric_memory(group: dist.ProcessGroup, device: torch.device) -> Capability:

@@ -79,6 +79,7 @@ def rendezvous(group: dist.ProcessGroup | None = None, *, slot_bytes: int = SLOT
         timeout_s=group_timeout_s(group),
         spin_us=SPIN_US if processors >= len(ranks) else SPIN_CROWDED_US,
         host=host_memory(len(ranks), processors),
+        processors=processors,
         slot_bytes=slot_bytes,
     )
 

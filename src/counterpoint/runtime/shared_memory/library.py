@@ -10,31 +10,12 @@ from types import MappingProxyType
 
 import torch
 
+from counterpoint.cost import shared_memory as cost
+from counterpoint.cost.shared_memory import supports as supports
 from counterpoint.runtime.shared_memory.build import built_library
 
-# In the order of the enumerations in reduce.h.
-TYPES: Mapping[torch.dtype, int] = MappingProxyType(
-    {
-        dtype: number
-        for number, dtype in enumerate(
-            (
-                torch.float32,
-                torch.float64,
-                torch.bfloat16,
-                torch.float16,
-                torch.int8,
-                torch.int16,
-                torch.int32,
-                torch.int64,
-                torch.uint8,
-                torch.bool,
-            )
-        )
-    }
-)
-OPERATIONS: Mapping[str, int] = MappingProxyType(
-    {name: number for number, name in enumerate(("sum", "avg", "product", "min", "max", "band", "bor", "bxor"))}
-)
+TYPES: Mapping[torch.dtype, int] = MappingProxyType({dtype: number for number, dtype in enumerate(cost.TYPES)})
+OPERATIONS: Mapping[str, int] = MappingProxyType({name: number for number, name in enumerate(cost.OPERATIONS)})
 KINDS = ("", "one-shot all-reduce", "two-shot all-reduce", "all-gather", "reduce-scatter")
 
 
@@ -104,15 +85,3 @@ def library_path() -> Path:
 def kernels() -> ctypes.CDLL:
     """The kernels of this process; SharedMemoryError where they cannot be built."""
     return load(library_path())
-
-
-def supports(dtype: torch.dtype, reduce_op: str) -> bool:
-    """Whether the kernels have this reduction of this type: those that `torch.distributed` has, and 16-bit integers.
-
-    Averages are for floating point, bitwise operations for integers and truth values.
-    """
-    if dtype not in TYPES or reduce_op not in OPERATIONS:
-        return False
-    if reduce_op == "avg":
-        return dtype.is_floating_point
-    return not (reduce_op in ("band", "bor", "bxor") and dtype.is_floating_point)

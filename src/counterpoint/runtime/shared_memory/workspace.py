@@ -43,12 +43,15 @@ class Workspace:
         timeout_s: float,
         spin_us: float,
         host: HostMemory = HOST,
+        processors: int = 0,
         slot_bytes: int = SLOT_BYTES,
         first_step: int = 0,
     ) -> None:
         self.rank, self.group, self.timeout_s = rank, group, timeout_s
         self.host = host
         """What moving bytes takes here, the same on all ranks."""
+        self.processors = processors
+        """How many processors the ranks have together."""
         self.members = tuple(members)
         self._kernels, self._segment = kernels, segment
         self._turn = threading.RLock()
