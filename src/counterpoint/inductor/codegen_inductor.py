@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from counterpoint.inductor.account import Account, in_compiled_autograd
 from counterpoint.inductor.agreement import first_call
+from counterpoint.inductor.fences import values_now
 from counterpoint.inductor.graph_pass import CounterpointPass, user_passes
 from counterpoint.inductor.groups import collectives, graph_modules, layout, live_groups
 from counterpoint.inductor.guard import PassRun, run_guarded
@@ -39,7 +40,8 @@ def compile_with_inductor(gm: GraphModule, example_inputs: Sequence[Any], plan: 
     theirs: Any = settings.get(POST_PASS, getattr(inductor_config, POST_PASS))
     # The pass stands in the settings too, so that a cache above ours cannot mix our compiles with others.
     settings[POST_PASS] = CounterpointPass(plan, user_passes(theirs))
-    compiler = GraphCompiler(plan, theirs, in_compiled_autograd())
+    fenced = plan.patches.keys() - plan.request.torch_settings.keys()
+    compiler = GraphCompiler(plan, theirs, values_now(fenced), in_compiled_autograd())
     with _without_autograd_cache():
         compiled = compile_fx(gm, example_inputs, inner_compile=compiler, config_patches=settings)
     return cast(Callable[..., Any], compiled)
@@ -71,6 +73,8 @@ class GraphCompiler:
     plan: Plan
     user_pass: Any
     """What the user has at the place of our pass."""
+    unfenced: Mapping[str, Any]
+    """What the settings that we fence off were before: in force for graphs that do not communicate."""
     compiled_autograd: bool
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -83,7 +87,8 @@ class GraphCompiler:
         forget_mesh_hashes(example_inputs)
         claim(gm)
         hits = counters["inductor"]["fxgraph_cache_hit"]
-        with inductor_config.patch({POST_PASS: self.user_pass if idle else ours}), SCOPE.active():
+        settings = {POST_PASS: self.user_pass if idle else ours, **({} if starts else self.unfenced)}
+        with inductor_config.patch(settings), SCOPE.active():
             compiled = compile_fx_inner(gm, example_inputs, **kwargs)
         cache = _cache_state(compiled, counters["inductor"]["fxgraph_cache_hit"] > hits)
         run, origin = self._account_for(gm, compiled, ours, cache) if starts else (ours.run, "none")

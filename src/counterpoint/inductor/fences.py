@@ -107,6 +107,11 @@ def torch_passes_on(patches: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(key for key, value in values.items() if value not in (False, None, "none")))
 
 
+def values_now(keys: Collection[str]) -> dict[str, Any]:
+    """What these settings are at this moment."""
+    return {key: _read(key) for key in keys}
+
+
 _ABSENT = object()
 
 

@@ -116,6 +116,9 @@ class _Fusion:
     def _shared(self, chains: Sequence[Sequence[Step]]) -> int:
         if not self.coalesced:
             return common_steps(chains)
+        # Torch's foreach operators fix the symbols in the sizes of 16-bit tensors (2.11 to 2.15).
+        if not all(gradients.is_constant(metadata.tensor_of(start).shape) for start in self.starts):
+            return 0
         count = common_steps(chains, scales_only=True)
         return count if all(self._has_foreach(step) for step in chains[0][:count]) else 0
 

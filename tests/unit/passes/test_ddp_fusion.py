@@ -303,15 +303,18 @@ def test_a_bucket_starts_when_its_last_gradient_is_there_and_not_where_the_last_
 # -- what inductor's pass gets wrong, and other traps -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", METHODS)
-def test_symbolic_sizes_stay_symbolic(method: str) -> None:
+def test_symbolic_sizes_stay_symbolic(method: str, dtype: torch.dtype) -> None:
     builder = GraphBuilder(GROUPS)
     rows = builder.symbol("rows", 8)
-    waits = [divided(builder, builder.input(f"x{i}", (rows, i + 1))) for i in range(3)]
+    waits = [divided(builder, builder.input(f"x{i}", (rows, i + 1), dtype)) for i in range(3)]
     gm = builder.finish(*waits)
     after, _ = fused(gm, builder, f"fuse-ddp{{method={method}}}")
     assert reductions(after) == 1
-    other_size = [[torch.full((5, i + 1), float(rank + i)) for i in range(3)] for rank in range(4)]
+    assert all(type(node.meta["val"].shape[0]) is torch.SymInt for node in after.graph.find_nodes(op="placeholder"))
+    assert not rows.node.expr.is_number
+    other_size = [[torch.full((5, i + 1), float(rank + i), dtype=dtype) for i in range(3)] for rank in range(4)]
     before, now = (evaluate(one, other_size, builder.groups) for one in (gm, after))
     assert all(torch.equal(a, b) for x, y in zip(before, now, strict=True) for a, b in zip(x, y, strict=True))
 
