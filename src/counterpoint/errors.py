@@ -117,7 +117,8 @@ class CommunicationError(CounterpointError):
     """Communication with another rank failed or took longer than the group's timeout.
 
     Usual cause: another process of the group has ended or is stuck. Look at its output; the group cannot be
-    used any more.
+    used any more. When it happens in a compiled graph, the message names the collective's node, the bucket, the
+    user's lines, and the ranks that are missing or stand in another collective.
     """
 
 

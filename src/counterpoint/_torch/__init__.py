@@ -21,7 +21,7 @@ from counterpoint._torch.graphs import (
     is_erased,
     place_of,
 )
-from counterpoint._torch.groups import backend_name, group_timeout_s, process_group, process_group_ranks
+from counterpoint._torch.groups import backend_name, group_sequence, group_timeout_s, process_group, process_group_ranks
 from counterpoint._torch.kernels import register_fake_kernel, register_kernel
 from counterpoint._torch.modules import (
     ReducerFacts,
@@ -141,6 +141,7 @@ __all__ = [
     "graph_break_error",
     "graph_size",
     "group_name",
+    "group_sequence",
     "group_timeout_s",
     "has_multicast",
     "has_post_accumulate_hooks",

@@ -45,3 +45,14 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str | None:
     except (RuntimeError, NotImplementedError):
         return None
     return name.lower()
+
+
+def group_sequence(name: str) -> int | None:
+    """How many collectives this rank has started in a group; None where its backend does not count them."""
+    try:
+        # Left out of the type stubs of some versions.
+        group: Any = process_group(name)
+        number: int = group._get_sequence_number_for_group()
+    except (LookupError, RuntimeError, AttributeError):
+        return None
+    return number

@@ -20,6 +20,7 @@ from counterpoint.inductor.agreement import first_call
 from counterpoint.inductor.groups import collectives, graph_modules, live_groups
 from counterpoint.inductor.guard import PassRun, run_guarded
 from counterpoint.inductor.plan import Plan
+from counterpoint.inductor.standstill import watched
 
 
 def compile_without_codegen(gm: GraphModule, example_inputs: Sequence[Any], plan: Plan) -> Callable[..., Any]:
@@ -60,7 +61,7 @@ def _run_passes(gm: GraphModule, example_inputs: Sequence[Any], *, plan: Plan, r
     for module in graph_modules(gm):
         module.recompile()
     record = account.close(run, origin="run" if run.reports else "none", cache="off")
-    forward = gm.forward
+    forward = watched(gm.forward, record, run.launches, groups)
     asking = first_call(forward, plan, record.graph, run.launches, groups)
 
     def call(inputs: list[Any]) -> Any:

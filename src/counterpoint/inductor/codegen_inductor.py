@@ -28,6 +28,7 @@ from counterpoint.inductor.lowering.state import claim
 from counterpoint.inductor.plan import Plan
 from counterpoint.inductor.sidecar import load, sidecar_path, store
 from counterpoint.inductor.stable_keys import forget_mesh_hashes
+from counterpoint.inductor.standstill import watched
 from counterpoint.passes.report import PipelineReport
 
 LOGGER = logging.getLogger("counterpoint")
@@ -93,9 +94,9 @@ class GraphCompiler:
         cache = _cache_state(compiled, counters["inductor"]["fxgraph_cache_hit"] > hits)
         run, origin = self._account_for(gm, compiled, ours, cache) if starts else (ours.run, "none")
         record = account.close(run, origin=origin, cache=cache)
-        _ask_first(
-            compiled, partial(first_call, plan=self.plan, graph=record.graph, launches=run.launches, groups=groups)
-        )
+        launches = run.launches
+        _wrap_calls(compiled, partial(watched, record=record, launches=launches, groups=groups))
+        _ask_first(compiled, partial(first_call, plan=self.plan, graph=record.graph, launches=launches, groups=groups))
         return compiled
 
     def _role(self, kwargs: dict[str, Any]) -> str:
@@ -130,6 +131,13 @@ class GraphCompiler:
             copied = GraphModule(module, copy.deepcopy(module.graph))
             run_guarded(copied.graph, plan, ours.groups, run)
         return run, "recomputed"
+
+
+def _wrap_calls(compiled: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put something around every call of a compiled graph."""
+    plain = getattr(compiled, "current_callable", None)
+    if plain is not None:
+        compiled.current_callable = wrap(plain)
 
 
 def _ask_first(compiled: Any, asking: Callable[[Callable[..., Any]], Callable[..., Any] | None]) -> None:

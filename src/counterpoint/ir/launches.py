@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 from counterpoint.ir import ops
 from counterpoint.ir.collective import Payload, read_collective
 from counterpoint.ir.ops import Kind
+from counterpoint.ir.provenance import origins_of
 from counterpoint.ir.reason import Refusal
 
 UNEQUAL_SIZES = frozenset({Kind.ALL_TO_ALL})
@@ -33,6 +34,8 @@ class Launch:
     """What is sent, `float32 4x?`."""
     node: str
     """For messages; it may have another name on another rank."""
+    origins: tuple[str, ...] = ()
+    """The collectives of the input graph that it does the work of, for messages too."""
 
     def matches(self, other: Launch) -> bool:
         """Whether two ranks can meet in this collective. How each calls the group is its own affair."""
@@ -41,12 +44,12 @@ class Launch:
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return asdict(self) | {"tensors": list(self.tensors)}
+        return asdict(self) | {"tensors": list(self.tensors), "origins": list(self.origins)}
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Launch:
         """The launch of plain data."""
-        return Launch(**{**data, "tensors": tuple(data["tensors"])})
+        return Launch(**{**data, "tensors": tuple(data["tensors"]), "origins": tuple(data.get("origins", ()))})
 
     def __str__(self) -> str:
         return " ".join([self.kind, *([self.reduce_op] if self.reduce_op else []), ", ".join(self.tensors)])
@@ -74,6 +77,7 @@ def _read(node: Node) -> Launch | None:
         reduce_op=found.reduce_op or "",
         tensors=tuple(_tensors(found.sent, sized=found.kind not in UNEQUAL_SIZES)),
         node=node.name,
+        origins=origins_of(node),
     )
 
 

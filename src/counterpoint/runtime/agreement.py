@@ -11,11 +11,11 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from counterpoint.errors import AgreementError
 from counterpoint.ir.launches import Launch
+from counterpoint.runtime.store import arrived, ranks_text, short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Meeting:
 
     def _lead(self) -> str:
         said = {rank: self._key(f"rank{rank}") for rank in self.others}
-        if self._wait(list(said.values()), self.within_s):
+        if arrived(self.store, list(said.values()), self.within_s):
             found = {rank: self._get(key) for rank, key in said.items()}
             complaints = {rank: text for rank, text in found.items() if text}
             answer = _joined(complaints)
@@ -90,30 +90,22 @@ class Meeting:
         return answer
 
     def _follow(self, own: Statement) -> str:
-        if not self._wait([self._key("leader")], self.within_s):
+        if not arrived(self.store, [self._key("leader")], self.within_s):
             return self._missing([self.leader])
         theirs = Statement.unpacked(self.store.get(self._key("leader")))
         self.store.set(self._key(f"rank{self.rank}"), difference(theirs, own, self.leader, self.rank))
         # The leader may have come just before the end of our patience, and has its own for the others.
-        if not self._wait([self._key("answer")], 2 * self.within_s + 10):
+        if not arrived(self.store, [self._key("answer")], 2 * self.within_s + 10):
             return self._missing([self.leader])
         return self._get(self._key("answer"))
 
     def _missing(self, ranks: Sequence[int]) -> str:
         return (
-            f"{_ranks(ranks)} did not come to run a graph within {self.within_s:g} s, where rank {self.rank} is about "
-            f"to start its collectives in the group of ranks {_short(self.ranks)}\n"
+            f"{ranks_text(ranks)} did not come to run a graph within {self.within_s:g} s, where rank {self.rank} is "
+            f"about to start its collectives in the group of ranks {short(self.ranks)}\n"
             "look at the log of the missing rank: it may have failed, run other code, compiled another number of "
             "graphs, or still be compiling (agreement_s sets how long to wait)"
         )
-
-    def _wait(self, keys: list[str], seconds: float) -> bool:
-        try:
-            self.store.wait(keys, timedelta(seconds=seconds))
-        except RuntimeError:
-            # Kinds of stores tell of a timeout in different ways; what is there counts.
-            return bool(self.store.check(keys))
-        return True
 
     def _get(self, key: str) -> str:
         return bytes(self.store.get(key)).decode()
@@ -157,16 +149,7 @@ def _joined(complaints: Mapping[int, str]) -> str:
         return ""
     first, *rest = sorted(complaints)
     what, _, next_step = complaints[first].partition("\n")
-    return f"{what}{f'; so do {_ranks(rest)}, or likewise' if rest else ''}\n{next_step}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_short(ranks)}"
-
-
-def _short(ranks: Sequence[Any]) -> str:
-    shown = ", ".join(map(str, ranks[:16]))
-    return f"{shown} and {len(ranks) - 16} more" if len(ranks) > 16 else shown
+    return f"{what}{f'; so do {ranks_text(rest)}, or likewise' if rest else ''}\n{next_step}"
 
 
 def _cut(text: str, longest: int = 120) -> str:
