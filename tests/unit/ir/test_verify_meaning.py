@@ -426,6 +426,24 @@ def test_symbolic_buckets_pass_and_wrong_ones_are_named() -> None:
     assert verify(sized(gather_bucket), reference=gathered) == ()
 
 
+def test_parts_at_places_that_cannot_be_told_are_compared_as_they_are_cut() -> None:
+    def cut(first: int, part: int) -> GraphModule:
+        b = GraphBuilder(GROUPS)
+        n = b.symbol("n", 6)
+        x, y = b.input("x0", (n, 4)), b.input("x1", (4,))
+        joined = b.call(aten.cat.default, [b.call(aten.reshape.default, x, [-1]), y])
+        rest = b.call(operator.sub, b.call(aten.sym_size.int, joined, 0), first)
+        parts = b.call(aten.split_with_sizes.default, joined, [first, rest])
+        # One user takes a part, the other the list.
+        taken = b.call(operator.getitem, parts, part)
+        return b.finish(b.call(aten.neg.default, taken), b.call(aten.block_diag.default, parts))
+
+    reference = Snapshot.of(cut(2, 0), groups=GROUPS)
+    assert verify(cut(2, 0), reference=reference) == ()
+    assert verify(cut(3, 0), reference=reference)
+    assert verify(cut(2, 1), reference=reference)
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,)])
 def test_scalars_and_empty_tensors_pass(shape: tuple[int, ...]) -> None:
     shapes = (shape, (8,), shape)

@@ -18,7 +18,7 @@ from counterpoint._torch import OpOverload, formals
 from counterpoint.ir import effects, metadata, ops
 from counterpoint.ir.effects import Effect
 from counterpoint.ir.verify.flat import Flat, flat, whole
-from counterpoint.ir.verify.sizes import Size, UndecidedError, exact, numel
+from counterpoint.ir.verify.sizes import Size, UndecidedError, exact, numel, tidy
 from counterpoint.ir.verify.store import Store, Window
 from counterpoint.ir.verify.terms import Operand, Terms
 
@@ -86,16 +86,23 @@ class Reader:
     def parts(self, node: Node) -> Any:
         """What a node holds, with the parts of a list worked out."""
         held = self.store.value(node)
-        if not isinstance(held, tuple):
-            return held
-        return tuple(
-            self.store.value(part)
-            if isinstance(part, Node)
-            else part.seen(self.value(part.parent))
-            if isinstance(part, Window)
-            else part
-            for part in held
-        )
+        return tuple(map(self._part_of_list, held)) if isinstance(held, tuple) else held
+
+    def _part_of_list(self, part: Any) -> Any:
+        if isinstance(part, Node):
+            return self.store.value(part)
+        return self._shown(part) if isinstance(part, Window) else part
+
+    def _shown(self, window: Window) -> Flat:
+        """The elements that a window shows; a term of its own where it cannot be told which they are."""
+        shown = self.value(window.parent)
+        try:
+            return window.seen(shown)
+        except UndecidedError:
+            place = (window.rows, window.start, window.end)
+            size = tidy(window.rows * (window.end - window.start))
+            term = self.terms.number("window", place, (Operand(shown, ()),), size, window.parent.name)
+            return whole(term, size)
 
     def each(self, value: Flat, change: Callable[[int], int]) -> Flat:
         """Apply something elementwise."""
