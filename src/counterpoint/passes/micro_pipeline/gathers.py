@@ -47,10 +47,16 @@ class Gather:
 
 def read_gather(start: Node) -> Gather | Refusal:
     """The gather that a start begins, or why it is none that a matmul can take over."""
+    ordered = read_ordered(start)
+    return ordered if isinstance(ordered, Refusal) or is_returned(start) else _hoisting(ordered)
+
+
+def read_ordered(start: Node) -> Gather | Refusal:
+    """The same up to the node that holds the ranks' parts in order, without what is done to the elements."""
     refusal = refuse_form(start, Kind.ALL_GATHER)
     if refusal is not None:
         return refusal
-    (wait,) = start.users
+    wait = wait_of(start)
     ranks, group = ops.argument(start, "group_size"), ops.argument(start, "group_name")
     sent: Node = ops.argument(start, "input")
     shape = shape_of(sent)
@@ -58,8 +64,17 @@ def read_gather(start: Node) -> Gather | Refusal:
         return Refusal("gather-form", start.name, f"shape {list(shape)} over {ranks} ranks")
     found = Gather(start, wait, sent, ranks, group, wait, side_by_side(shape, ranks), (start, wait))
     as_bytes = sent.target is BYTES and sent.all_input_nodes[0].meta["val"].dtype is not metadata.tensor_of(sent).dtype
-    ordered = _in_order(found, sent.all_input_nodes[0] if as_bytes else None)
-    return ordered if isinstance(ordered, Refusal) else _hoisting(ordered)
+    return _in_order(found, sent.all_input_nodes[0] if as_bytes else None)
+
+
+def wait_of(start: Node) -> Node:
+    """The wait of a start that `refuse_form` accepts."""
+    return next(user for user in start.users if ops.is_wait(user))
+
+
+def is_returned(start: Node) -> bool:
+    """Whether the graph returns the result as it is before the wait, to be waited for by another graph."""
+    return any(user.op == "output" for user in start.users)
 
 
 def refuse_form(start: Node, kind: Kind) -> Refusal | None:
@@ -69,7 +84,8 @@ def refuse_form(start: Node, kind: Kind) -> Refusal | None:
         return Refusal("not-a-collective", start.name, f"no {kind.value}")
     if spec.coalesced or spec.form is not Form.FUNCTIONAL or not spec.waits:
         return Refusal("pipeline-form", start.name, spec.name)
-    if len(start.users) == 1 and ops.is_wait(next(iter(start.users))) and metadata.has_value(start):
+    readers = [user for user in start.users if user.op != "output"]
+    if len(readers) == 1 and ops.is_wait(readers[0]) and metadata.has_value(start):
         return None if isinstance(ops.argument(start, "group_name"), str) else _computed_group(start)
     block = get_comm_block(start)
     return block if isinstance(block, Refusal) else Refusal("pipeline-form", start.name, f"{len(start.users)} users")
@@ -85,6 +101,8 @@ def _computed_group(start: Node) -> Refusal:
 def _in_order(found: Gather, original: Node | None) -> Gather | Refusal:
     """The gather up to the node that holds the ranks' parts along the right dimension, in the shard's element type."""
     join = _join_behind(found.wait)
+    if is_returned(found.start) and (join is not None or original is not None):
+        return Refusal("pieces", found.start.name, "it is also returned as it came")
     if join is None:
         return _as_original(found, original, read=False)
     pieces = pieces_of(join)
@@ -100,7 +118,9 @@ def _in_order(found: Gather, original: Node | None) -> Gather | Refusal:
     if axes is None:
         return Refusal("pieces", join.name, "the ranks' parts do not stand in front")
     moved = replace(found, result=join, axes=axes, nodes=(*found.nodes, *pieces.nodes))
-    return _as_original(moved, original, pieces.through_bytes)
+    # Some element types cannot be joined: pieces of them are read as bytes, and all together as what they are again.
+    itself = found.shard if pieces.through_bytes and original is None else original
+    return _as_original(moved, itself, pieces.through_bytes)
 
 
 def _join_behind(wait: Node) -> Node | None:
@@ -125,6 +145,8 @@ def _as_original(found: Gather, original: Node | None, read: bool) -> Gather | R
     readers = [user for user in result.users if user.target is BYTES]
     if len(readers) == 1 and len(result.users) == 1 and metadata.tensor_of(readers[0]).dtype is wanted.dtype:
         (result,) = extra = (readers[0],)
+    elif dtype is not wanted.dtype and original is found.shard:
+        return Refusal("pieces", result.name, "its pieces change their element type")
     elif dtype is not wanted.dtype:
         # Who works with the bytes themselves gets them.
         return found
@@ -134,8 +156,8 @@ def _as_original(found: Gather, original: Node | None, read: bool) -> Gather | R
     if moved is None:
         return Refusal("pieces", result.name, "the ranks' parts do not stand in front")
     # The conversion of the shard to bytes goes too where nobody else uses it.
-    sent = found.shard
-    return replace(found, shard=original, result=result, axes=moved, nodes=(sent, *found.nodes, *extra))
+    sent = () if found.shard is original else (found.shard,)
+    return replace(found, shard=original, result=result, axes=moved, nodes=(*sent, *found.nodes, *extra))
 
 
 # -- what can be done before -------------------------------------------------------------------------------------------

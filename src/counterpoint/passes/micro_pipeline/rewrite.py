@@ -22,7 +22,7 @@ from counterpoint.passes.emitting import GraphEmit
 from counterpoint.passes.micro_pipeline.axes import RANKS, Axes, Axis, flattened, is_fold, is_view, shape_of, whole
 from counterpoint.passes.micro_pipeline.forms import Form, in_place
 from counterpoint.passes.micro_pipeline.gather_uses import Use
-from counterpoint.passes.micro_pipeline.gathers import Gather
+from counterpoint.passes.micro_pipeline.gathers import Gather, is_returned
 from counterpoint.passes.micro_pipeline.layout import check_layout, refined, shaped, turned
 from counterpoint.passes.micro_pipeline.operators import gather_products, reduce_products, scatter_products
 from counterpoint.passes.micro_pipeline.products import Product
@@ -70,6 +70,12 @@ class Outcome:
     """New nodes by the old ones whose users they get."""
     gone: list[Node] = field(default_factory=list)
     """Old nodes that go where nothing else uses them."""
+
+    def keep(self, start: Node, old: Node, new: Node) -> None:
+        """The new node stands for the old result, and for the start where the graph returns that unwaited."""
+        self.results[old] = new
+        if is_returned(start):
+            self.results[start] = new
 
 
 Write = Callable[[Transaction, Plan, Outcome], Node]
@@ -126,13 +132,13 @@ def _write_gather(tx: Transaction, plan: GatherPlan, outcome: Outcome) -> Node:
     row_scale = None
     if scale is not None:
         row_scale = hoisted(emit, scale.gather, laid_out(emit, scale.gather.shard, scale.form))
-    kept = is_needed(gather.result, frozenset(matmuls))
+    kept = is_returned(gather.start) or is_needed(gather.result, frozenset(matmuls))
     call = gather_products(emit, plan, shard, row_scale, kept)
     for index, use in enumerate(plan.uses):
         outcome.results |= product_results(emit, use.product.node, emit(operator.getitem, call, index))
     if kept:
         gathered = emit(operator.getitem, call, len(plan.uses))
-        outcome.results[gather.result] = restored(emit, gathered, gather, form)
+        outcome.keep(gather.start, gather.result, restored(emit, gathered, gather, form))
     outcome.gone += [*matmuls, *(node for use in plan.uses for node in use.via), *gather.nodes]
     outcome.gone += [user for node in matmuls for user in node.users if user in outcome.results]
     if scale is not None:
@@ -223,7 +229,7 @@ def _write_scatter(tx: Transaction, plan: ScatterPlan, outcome: Outcome) -> Node
     emit = GraphEmit(tx, scatter.start, plan.starts)
     lefts = [left_of(emit, scatter, product) for product in scatter.products]
     call = (reduce_products if scatter.ranks is None else scatter_products)(emit, plan, lefts)
-    outcome.results[scatter.wait] = scattered(emit, call, scatter)
+    outcome.keep(scatter.start, scatter.wait, scattered(emit, call, scatter))
     outcome.gone += [*scatter.nodes, *(product.node for product in scatter.products)]
     return call
 

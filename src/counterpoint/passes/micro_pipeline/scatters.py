@@ -31,7 +31,7 @@ from counterpoint.passes.micro_pipeline.axes import (
     whole,
 )
 from counterpoint.passes.micro_pipeline.forms import Form, form_of, stands
-from counterpoint.passes.micro_pipeline.gathers import refuse_form
+from counterpoint.passes.micro_pipeline.gathers import refuse_form, wait_of
 from counterpoint.passes.micro_pipeline.pieces import is_join, pieces_of
 from counterpoint.passes.micro_pipeline.products import Product, is_matmul, read_product
 
@@ -82,7 +82,7 @@ def read_scatter(start: Node) -> Scatter | Refusal:
     reduce_op = ops.reduce_op_of(start) or "sum"
     if reduce_op not in REDUCTIONS:
         return Refusal("pipeline-reduction", start.name, reduce_op)
-    (wait,) = start.users
+    wait = wait_of(start)
     sent: Node = ops.argument(start, "input")
     shape = shape_of(wait)
     if not shape or 0 in shape:
