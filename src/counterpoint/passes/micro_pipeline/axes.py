@@ -58,6 +58,11 @@ def side_by_side(shape: Sequence[Size], ranks: int) -> Axes:
     return ((Axis(RANKS, ranks), *first), *others)
 
 
+def ranks_dim(axes: Axes) -> int:
+    """The dimension that the ranks' axis is a piece of."""
+    return next(dim for dim, group in enumerate(axes) if any(axis.is_ranks for axis in group))
+
+
 def flattened(axes: Iterable[Group]) -> Group:
     """The axes in the order in which elements stand."""
     return tuple(axis for group in axes for axis in group)

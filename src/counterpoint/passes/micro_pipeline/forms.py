@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from counterpoint.ir.verify.sizes import Size, product
-from counterpoint.passes.micro_pipeline.axes import Axes, Group, flattened
+from counterpoint.passes.micro_pipeline.axes import Axes, Group, flattened, ranks_dim
 
 
 class Form(NamedTuple):
@@ -49,7 +49,7 @@ def form_of(axes: Axes, *, left: bool, batched: bool) -> Form | None:
 
 def _matrices(axes: Axes, left: bool, contracted: int) -> Form | None:
     """Every dimension stays as it is; the ranks must stand at the front of theirs."""
-    along = next(dim for dim, group in enumerate(axes) if any(axis.is_ranks for axis in group))
+    along = ranks_dim(axes)
     rest = _without_ranks(axes[along])
     if rest is None:
         return None

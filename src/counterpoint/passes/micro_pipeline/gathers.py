@@ -21,7 +21,16 @@ from counterpoint.ir.effects import Effect
 from counterpoint.ir.ops import Form, Kind
 from counterpoint.ir.reason import Refusal
 from counterpoint.passes.cast_folding import is_cast
-from counterpoint.passes.micro_pipeline.axes import Axes, after, flattened, is_view, moved_ranks, shape_of, side_by_side
+from counterpoint.passes.micro_pipeline.axes import (
+    Axes,
+    after,
+    flattened,
+    is_view,
+    moved_ranks,
+    ranks_dim,
+    shape_of,
+    side_by_side,
+)
 from counterpoint.passes.micro_pipeline.pieces import BYTES, SLICES, SPLITS, is_join, pieces_of
 
 
@@ -43,6 +52,11 @@ class Gather:
     """Everything that computes the result from the shard."""
     hoisted: tuple[Node, ...] = ()
     """Elementwise operators among `nodes`, in order, that can as well be applied to the shard."""
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the result along which the ranks' parts stand side by side."""
+        return ranks_dim(self.axes)
 
 
 def read_gather(start: Node) -> Gather | Refusal:
@@ -151,8 +165,7 @@ def _as_original(found: Gather, original: Node | None, read: bool) -> Gather | R
         # Who works with the bytes themselves gets them.
         return found
     axes = side_by_side(shape_of(original), found.ranks)
-    dim = next(dim for dim, group in enumerate(found.axes) if any(axis.is_ranks for axis in group))
-    moved = moved_ranks(axes, dim) if dim else axes
+    moved = moved_ranks(axes, found.dim) if found.dim else axes
     if moved is None:
         return Refusal("pieces", result.name, "the ranks' parts do not stand in front")
     # The conversion of the shard to bytes goes too where nobody else uses it.

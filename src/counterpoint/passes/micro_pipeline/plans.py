@@ -6,7 +6,7 @@ into a reduction and the gather has others left, the reduction gets it, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
@@ -32,10 +32,11 @@ class Planned:
     refused: dict[Node, Refusal] = field(default_factory=dict)
 
 
-def plan_graph(view: GraphView) -> Planned:
-    """Everything that could be pipelined, whether or not it pays."""
+def plan_graph(view: GraphView, among: Container[Node] | None = None) -> Planned:
+    """Everything that could be pipelined, whether or not it pays; of these starts, where some are named."""
     planned = Planned()
-    gathers, scatters = _read(view, planned)
+    starts = view.starts if among is None else [start for start in view.starts if start in among]
+    gathers, scatters = _read(starts, planned)
     found = find_uses(gathers, view)
     wanted = {product.node for scatter in scatters for product in scatter.products}
     taken: dict[Node, Node] = {}
@@ -50,9 +51,9 @@ def plan_graph(view: GraphView) -> Planned:
     return planned
 
 
-def _read(view: GraphView, planned: Planned) -> tuple[list[Gather], list[Scatter]]:
+def _read(starts: Iterable[Node], planned: Planned) -> tuple[list[Gather], list[Scatter]]:
     gathers, scatters = list[Gather](), list[Scatter]()
-    for start in view.starts:
+    for start in starts:
         spec = ops.spec_of(start.target)
         if spec is None or spec.kind not in (Kind.ALL_GATHER, *REDUCTIONS):
             continue

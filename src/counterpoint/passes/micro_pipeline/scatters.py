@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.fx import Node
@@ -96,6 +97,31 @@ def read_scatter(start: Node) -> Scatter | Refusal:
         return sums
     summed = walked.axes if len(sums) > 1 else None
     return _read_products(start, wait, reduce_op, ranks, sums, summed)
+
+
+class Sent(NamedTuple):
+    """What a reduce-scatter is about, before it is brought into the order in which it is sent."""
+
+    source: Node
+    dim: int
+    nodes: tuple[Node, ...]
+    """What brings the source into order."""
+
+
+def read_sent(start: Node) -> Sent | Refusal:
+    """What a reduce-scatter reduces and along which dimension it scatters, whatever computes it."""
+    refusal = refuse_form(start, Kind.REDUCE_SCATTER)
+    if refusal is not None:
+        return refusal
+    sent: Node = ops.argument(start, "input")
+    if not is_join(sent):
+        return Sent(sent, 0, ())
+    pieces = pieces_of(sent)
+    if isinstance(pieces, str):
+        return Refusal("pieces", sent.name, pieces)
+    if pieces.joined_dim != 0 or pieces.through_bytes or pieces.number != ops.argument(start, "group_size"):
+        return Refusal("pieces", sent.name, f"{pieces.number} joined along dim {pieces.joined_dim}")
+    return Sent(pieces.source, pieces.cut_dim, pieces.nodes)
 
 
 # -- up to the products -----------------------------------------------------------------------------------------------
