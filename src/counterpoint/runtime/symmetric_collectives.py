@@ -60,7 +60,7 @@ BUFFERS = Buffers()
 
 def one_shot_all_reduce(input: Tensor, group_name: str, out: Tensor) -> None:
     """Every rank reads the inputs of all others."""
-    given = input if input.storage_offset() * input.element_size() % ALIGNED_BYTES == 0 else input.clone()
+    given = input if _aligned(input) else input.clone()
     buffer = BUFFERS.like(given, group_name)
     torch.ops.symm_mem.one_shot_all_reduce_copy_out(buffer, given, "sum", group_name, out)
 
@@ -69,8 +69,7 @@ def two_shot_all_reduce(input: Tensor, group_name: str, out: Tensor) -> None:
     """Every rank adds up a part of the input, then collects the others' parts."""
     buffer = BUFFERS.like(input, group_name)
     buffer.copy_(input)
-    aligned = out.storage_offset() * out.element_size() % ALIGNED_BYTES == 0
-    if aligned and sized_group("shm_two_shot_all_reduce", group_name).size() in TWO_SHOT_RANKS:
+    if sized_group("shm_two_shot_all_reduce", group_name).size() in TWO_SHOT_RANKS:
         torch.ops.symm_mem.two_shot_all_reduce_out(buffer, "sum", group_name, out)
     else:
         out.copy_(torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", group_name))
@@ -115,6 +114,10 @@ ALL_REDUCES: dict[str, Reduce] = {
 }
 
 
+def _aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % ALIGNED_BYTES == 0
+
+
 def _reduced(name: str, input: Tensor, reduce_op: str, group_name: str, out: Tensor | None) -> Tensor:
     obstacle = torch_all_reduce_obstacle(dtypes=(input.dtype,), nbytes=(input.nbytes,), reduce_op=reduce_op)
     if obstacle is not None:
@@ -124,7 +127,7 @@ def _reduced(name: str, input: Tensor, reduce_op: str, group_name: str, out: Ten
     result = input.new_empty(input.shape) if out is None else out
     if input.numel() == 0:
         return result
-    filled = result if result.is_contiguous() else torch.empty_like(result, memory_format=torch.contiguous_format)
+    filled = result if result.is_contiguous() and _aligned(result) else torch.empty_like(result, memory_format=torch.contiguous_format)
     ALL_REDUCES[name](input.detach().contiguous(), group_name, filled.detach())
     if filled is not result:
         result.copy_(filled)

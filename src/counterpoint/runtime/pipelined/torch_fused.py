@@ -42,11 +42,13 @@ def gather_matmul(gather: Gather, group: str) -> list[Tensor]:
     """The products, and the gathered operand where it is kept."""
     register_operators()
     others = [factor.other for factor in gather.factors]
+    # Torch moves the gathered dim to the front, and wants what it then sends to lie in one piece.
+    shard = gather.shard.movedim(gather.dim, 0).contiguous().movedim(0, gather.dim)
     dim = gather.dim + gather.shard.dim()
     if _is_scaled(gather):
         scaled = [factor for factor in gather.factors if isinstance(factor, ScaledFactor)]
         gathered, products = torch.ops.symm_mem.fused_all_gather_scaled_matmul.default(
-            gather.shard,
+            shard,
             others,
             gather.shard_scale,
             [factor.scale for factor in scaled],
@@ -59,7 +61,7 @@ def gather_matmul(gather: Gather, group: str) -> list[Tensor]:
         )
     else:
         gathered, products = torch.ops.symm_mem.fused_all_gather_matmul.default(
-            gather.shard, others, dim, group, return_A=gather.keep
+            shard, others, dim, group, return_A=gather.keep
         )
     results = [product.contiguous() for product in products]
     return [*results, gathered.contiguous()] if gather.keep else results
