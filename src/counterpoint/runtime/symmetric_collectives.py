@@ -127,7 +127,8 @@ def _reduced(name: str, input: Tensor, reduce_op: str, group_name: str, out: Ten
     result = input.new_empty(input.shape) if out is None else out
     if input.numel() == 0:
         return result
-    filled = result if result.is_contiguous() and _aligned(result) else torch.empty_like(result, memory_format=torch.contiguous_format)
+    fits = result.is_contiguous() and _aligned(result)
+    filled = result if fits else torch.empty_like(result, memory_format=torch.contiguous_format)
     ALL_REDUCES[name](input.detach().contiguous(), group_name, filled.detach())
     if filled is not result:
         result.copy_(filled)
