@@ -1,166 +1,145 @@
-"""Training steps in the wind tunnel: real kernels, emulated network; ours, inductor's schedulers, and the limit.
+"""Training steps in the wind tunnel: real kernels, emulated network; ours beside inductor's ways, and the lower bound.
 
-python benchmarks/bench_tunnel.py [--quick] [--tokens 8192] [--gbps 50 150 400] [--regather] [--json FILE]
+python benchmarks/bench_tunnel.py [--quick] [--only fsdp:8192:50 ...] [--way ours ...] [--passes PIPELINE] [--json FILE]
 
-One device stands in for rank 0 of 64. Each parameter of a stack of decoder layers is gathered in forward, again in
-backward with --regather, and its gradient scattered. Every collective takes 20 us and its bytes over the bandwidth
-(gigabytes a second). Inductor's overlap scheduler is told exactly these times; ours gets the same two numbers.
+One device stands in for rank 0 of 64. Each parameter of a stack of decoder layers is gathered, and its gradient
+reduced. Scenarios: fsdp keeps the gathered parameters, regather gathers them again in backward, tp spreads each layer
+over the 8 ranks of a node and shards it over the nodes, hsdp shards within nodes and replicates over them. A call takes
+20 us and its bytes over the bandwidth; within a node 10 us and 400 GB/s. Inductor's overlap scheduler is told exactly
+these times; ours reads them from a table as calibrate writes it, with the measured times of the heavy operators.
 
-limit: for forward and backward each the longer of compute alone and communication alone, both measured in the tunnel.
-On a machine without a GPU the sizes are small, and the CPU's own kernels run.
+compute: forward and backward with a network that takes no time, the shortest of all ways. limit: for each of the two
+graphs the longer of compute and the busiest channel. bound: the same with what must be first and last, and the longest
+chain, but without the latency that buckets save (`counterpoint.sim.least`). no overlap: compute plus all travelling.
+A line is printed as soon as it is measured. Without a GPU the sizes are small, and the CPU's own kernels run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
+import _per_layer  # noqa: F401  registers the pass
 import torch
-from _bench import print_table
-from torch import Tensor, nn
+from _tunnel_work import WORLD, Graphs, Job, Measured, Network, cost_model, measure, prepared, synchronize
+from torch import Tensor
 from torch._inductor import config as inductor_config
 
-import counterpoint
-from counterpoint.capture.example_models import DecoderConfig, DecoderLayer
-from counterpoint.cost.link import Link, traffic_bytes
-from counterpoint.ir.collective import Collective, read_collective
-from counterpoint.ir.ops import Kind, is_collective
+from counterpoint.capture.example_models import DecoderConfig
+from counterpoint.passes.base import Pass, PassContext
+from counterpoint.passes.registry import register
+from counterpoint.runtime.operator_times import measure_operators
 from counterpoint.runtime.tunnel import Timing, Tunnel, open_tunnel
+from counterpoint.sim.simulator import simulate
 
-WORLD = 64
-LATENCY_US = 20.0
+TABLE = [(tokens, speed) for tokens in (8192, 16384) for speed in (50.0, 150.0, 400.0)]
+ROWS = {
+    "fsdp": TABLE,
+    "regather": [(8192, 50.0), (8192, 400.0)],
+    "tp": [(16384, 50.0), (16384, 400.0)],
+    "hsdp": [(8192, 50.0), (8192, 400.0)],
+}
+PEERS = ("inductor", "per layer", "inductor overlap")
+HEAD = (
+    f"{'scenario':10}{'tokens':>7}{'GB/s':>7}  {'way':34}{'fwd ms':>9}{'bwd ms':>9}{'step ms':>9}{'/limit':>8}"
+    f"{'/bound':>8}{'predicted':>11}{'off':>7}{'calls':>7}{'peak GB':>9}{'first s':>9}"
+)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class BenchNote(Pass):
+    """Notes what the step is predicted to take.
+
+    Does: simulates the graph.
+
+    Fires when: always.
+
+    Before and after:
+
+        y = mm(a, b)
+        y = mm(a, b)
+
+    Never: changes anything.
+    """
+
+    name: ClassVar[str] = "bench-note"
+    noted: ClassVar[list[float]] = []
+
+    def run(self, context: PassContext) -> None:
+        """Simulate."""
+        if context.cost_model is not None:
+            self.noted.append(simulate(context.gm, context.cost_model, context.groups, places=False).step_us / 1e3)
 
 
 @dataclass
-class Network:
-    """The emulated links; the speed can be changed between steps of the same compiled code."""
+class Place:
+    """One scenario at one number of tokens: what all its rows share."""
 
-    gigabytes_per_s: float
-    free: bool = False
+    job: Job
+    tunnel: Tunnel
+    network: Network
+    folder: Path
+    graphs: Graphs
+    operators: dict[str, float]
+    default: Callable[[], Tensor]
+    default_s: float
+    compute_ms: list[float]
 
-    def collective_us(self, kind: Kind, nbytes: float, ranks: Sequence[int], *, device_type: str) -> float:
-        if self.free:
-            return 0.0
-        link = Link(latency_us=LATENCY_US, bandwidth_gbps=8 * self.gigabytes_per_s)
-        return link.call_us(traffic_bytes(kind, nbytes, len(ranks)))
+    def tune(self, speed: float) -> str:
+        """Set the speed; the path of the table of it."""
+        self.network.gigabytes_per_s = speed
+        path = self.folder / f"{speed:g}.json"
+        self.network.table(self.operators, self.job.device.type).save(path)
+        return str(path)
 
-    def node_ms(self, node: torch.fx.Node, *_: Any) -> float | None:
-        """What inductor's scheduler asks: the time of a collective, None for compute."""
-        read = read_collective(node) if is_collective(node) else None
-        if not isinstance(read, Collective):
-            return None
-        nbytes = max(int(read.sent.nbytes), int(read.received.nbytes))
-        return self.collective_us(read.kind, nbytes, range(WORLD), device_type="cuda") / 1e3
-
-
-class Stack(nn.Module):
-    """Decoder layers alone: what matters for overlap repeats."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
-        angle = torch.outer(torch.arange(config.positions).float(), torch.ones(config.head_dim // 2))
-        self.register_buffer("cosine", angle.cos(), persistent=False)
-        self.register_buffer("sine", angle.sin(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, self.cosine, self.sine)
-        return x
+    def alone(self, forward: Callable[[], Tensor]) -> None:
+        """Note what compute takes by itself."""
+        self.network.free = True
+        found = measure(self.job, self.tunnel, forward, 3)
+        self.network.free = False
+        self.compute_ms = [min(pair) for pair in zip(self.compute_ms, found.times_ms, strict=True)]
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is trained, and where."""
-
-    config: DecoderConfig
-    device: torch.device
-    dtype: torch.dtype
-    regather: bool
-    repeats: int
-
-
-def sizes(quick: bool, tokens: int, layers: int) -> DecoderConfig:
-    if torch.cuda.is_available() and not quick:
-        return DecoderConfig(dim=4096, layers=layers, heads=32, kv_heads=8, hidden=14336, positions=tokens)
-    return DecoderConfig(dim=256, layers=2, heads=8, kv_heads=4, hidden=512, positions=128)
-
-
-def compiled(job: Job, backend: str, options: dict[str, Any]) -> Callable[[], Tensor]:
-    """A step's forward: the model with one gather a parameter, compiled."""
+def compiled(job: Job, backend: str, options: dict[str, Any]) -> tuple[Callable[[], Tensor], float]:
+    """A step's forward, after two steps; and what the first took."""
     torch._dynamo.reset()
-    torch.manual_seed(0)
-    with torch.device(job.device):
-        model = Stack(job.config).to(job.dtype)
-    for layer in model.layers:
-        counterpoint.fully_shard(layer, reshard_after_forward=job.regather)
-    counterpoint.fully_shard(model, reshard_after_forward=job.regather)
+    model, x = prepared(job)
     run = torch.compile(model, backend=backend, options=options or None)
-    x = torch.randn(1, job.config.positions, job.config.dim, device=job.device, dtype=job.dtype, requires_grad=True)
-    return lambda: run(x)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One way of training."""
-
-    forward_ms: float
-    backward_ms: float
-    calls: int
-    peak_gb: float
-    compile_s: float
-
-    @property
-    def step_ms(self) -> float:
-        return self.forward_ms + self.backward_ms
-
-
-def measure(job: Job, tunnel: Tunnel, forward: Callable[[], Tensor]) -> Measured:
-    """Medians over steps; forward and backward apart, since they are separate graphs."""
     began = time.perf_counter()
-    for _ in range(2):
-        forward().sum().backward()
-    _synchronize(job)
-    compile_s = time.perf_counter() - began
-    if job.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    tunnel.log.clear()
-    times = [_one_step(job, forward) for _ in range(job.repeats)]
-    peak = torch.cuda.max_memory_allocated() / 1e9 if job.device.type == "cuda" else float("nan")
-    forward_ms, backward_ms = (statistics.median(column) for column in zip(*times, strict=True))
-    return Measured(forward_ms, backward_ms, len(tunnel.log) // job.repeats, peak, compile_s)
+    run(x).sum().backward()
+    synchronize(job)
+    first_s = time.perf_counter() - began
+    run(x).sum().backward()
+    return lambda: run(x), first_s
 
 
-def _one_step(job: Job, forward: Callable[[], Tensor]) -> tuple[float, float]:
-    if job.device.type != "cuda":
-        began = time.perf_counter()
-        loss = forward().sum()
-        middle = time.perf_counter()
-        loss.backward()
-        return (middle - began) * 1e3, (time.perf_counter() - middle) * 1e3
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-    # The host gets ahead of the device while the device is held, so that launching costs nothing.
-    torch.cuda.synchronize()
-    torch.mm(*(torch.zeros(8192, 8192, device=job.device, dtype=job.dtype) for _ in range(2)))
-    marks[0].record()
-    out = forward()
-    marks[1].record()
-    out.sum().backward()
-    marks[2].record()
-    torch.cuda.synchronize()
-    return marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
-
-
-def _synchronize(job: Job) -> None:
-    if job.device.type == "cuda":
-        torch.cuda.synchronize()
+@contextmanager
+def open_place(job: Job) -> Iterator[Place]:
+    """Compile what needs no costs, look at its graphs, and measure their operators."""
+    network, graphs = Network(job.layouts), Graphs()
+    with open_tunnel(WORLD, timing=Timing(costs=network)) as tunnel, tempfile.TemporaryDirectory() as folder:
+        network.free = True
+        with inductor_config.patch({"post_grad_custom_post_pass": graphs.take}):
+            default, first_s = compiled(job, "inductor", {})
+        network.free = False
+        times = measure_operators(graphs.nodes, job.device)
+        place = Place(
+            job, tunnel, network, Path(folder), graphs, times.us, default, first_s, [float("inf"), float("inf")]
+        )
+        place.alone(default)
+        yield place
 
 
 @contextmanager
@@ -172,82 +151,155 @@ def inductor_overlap(network: Network) -> Iterator[None]:
         "custom_runtime_estimation": network.node_ms,
         "insert_overlap_deps": True,
     }
+    if not torch.cuda.is_available():
+        # It would measure compute with events of a GPU.
+        settings["compute_estimator"] = "analytical"
     group = inductor_config.aten_distributed_optimizations
-    # The cache would hand out what was compiled without the scheduler: its times are no part of the key.
-    known: dict[str, Any] = {"fx_graph_cache": False}
-    known |= {f"aten_distributed_optimizations.{key}": value for key, value in settings.items() if hasattr(group, key)}
-    with inductor_config.patch(known):
+    known = {f"aten_distributed_optimizations.{key}": value for key, value in settings.items() if hasattr(group, key)}
+    with inductor_config.patch(known), _constants():
         yield
 
 
-def ours(network: Network, passes: str) -> dict[str, Any]:
-    """Our options: the processor of the preset, and the two numbers of the network."""
-    options: dict[str, Any] = {"passes": passes, "latency_us": LATENCY_US}
+@contextmanager
+def _constants() -> Iterator[None]:
+    """Where there is no Triton to ask, the scheduler cannot run without being given what the processor sustains."""
+    if find_spec("triton") is not None:
+        yield
+        return
+    with ExitStack() as undo:
+        for module in ("torch.utils._runtime_estimation", "torch._inductor.utils", "torch._inductor.scheduler"):
+            for name, value in (("get_gpu_dram_gbps", 20.0), ("get_device_tflops", 0.05)):
+                if hasattr(import_module(module), name):
+                    undo.enter_context(mock.patch(f"{module}.{name}", lambda *_, value=value: value))
+        yield
+
+
+def way_of(name: str, passes: str, place: Place, table: str) -> tuple[Callable[[], Tensor], float]:
+    """Compile one way anew."""
+    options: dict[str, Any] = {"passes": f"{passes},bench-note", "cost_table": table, "on_error": "raise"}
     if torch.cuda.is_available():
         options["topology"] = "h200x8-ib400"
-    return options | {"bandwidth_gbps": 8 * network.gigabytes_per_s}
+    around = inductor_overlap(place.network) if name == "inductor overlap" else nullcontext()
+    # A cache would hand out what was compiled without the scheduler, whose times are no part of its key.
+    with inductor_config.patch({"fx_graph_cache": False}), around:
+        return compiled(
+            place.job, "inductor" if name == "inductor overlap" else "counterpoint", options if passes else {}
+        )
 
 
-WAYS: dict[str, str] = {
-    "ours, order only": "schedule-overlap{bucket=false}",
-    "ours": "schedule-overlap",
-}
+def run_row(place: Place, speed: float, ways: dict[str, str], results: list[dict[str, Any]]) -> None:
+    """Measure all ways at one speed, and print them."""
+    table = place.tune(speed)
+    found: dict[str, tuple[Measured, float, float]] = {}
+    for name, passes in ways.items():
+        BenchNote.noted.clear()
+        try:
+            forward, first_s = (
+                (place.default, place.default_s) if name == "inductor" else way_of(name, passes, place, table)
+            )
+            found[name] = (measure(place.job, place.tunnel, forward), first_s, sum(BenchNote.noted))
+            place.alone(forward)
+        except Exception as error:
+            print(f"{name} failed: {type(error).__name__}: {str(error).splitlines()[0][:300]}", flush=True)
+            traceback.print_exc(limit=-3)
+    _print(place, speed, found, results)
 
 
-def rows(job: Job, speeds: Sequence[float], results: list[dict[str, Any]]) -> Iterator[list[Any]]:
-    network = Network(speeds[0])
-    with open_tunnel(WORLD, timing=Timing(costs=network)) as tunnel:
-        default = compiled(job, "inductor", {})
-        network.free = True
-        alone = measure(job, tunnel, default)
-        network.free = False
-        for speed in speeds:
-            network.gigabytes_per_s = speed
-            found = {"inductor": measure(job, tunnel, default)}
-            travel_ms = [call.duration_us / 1e3 for call in tunnel.log]
-            with inductor_overlap(network):
-                try:
-                    found["inductor overlap"] = measure(job, tunnel, compiled(job, "inductor", {}))
-                except Exception as error:
-                    print(f"inductor's overlap scheduler failed: {type(error).__name__}: {str(error)[:200]}")
-            for name, passes in WAYS.items():
-                found[name] = measure(job, tunnel, compiled(job, "counterpoint", ours(network, passes)))
-            half = len(travel_ms) // job.repeats
-            step = travel_ms[:half]
-            gathers = job.config.layers * 9
-            limit = max(alone.forward_ms, sum(step[:gathers])) + max(alone.backward_ms, sum(step[gathers:]))
-            for name, measured in {"compute alone": alone, **found}.items():
-                record = {"gbps": speed, "way": name, "limit_ms": limit, **measured.__dict__}
-                results.append({**record, "tokens": job.config.positions, "regather": job.regather})
-                times = [measured.forward_ms, measured.backward_ms, measured.step_ms, limit]
-                ratio = f"{measured.step_ms / limit:.3f}"
-                yield [speed, name, *times, ratio, measured.calls, measured.peak_gb, measured.compile_s]
+def _print(
+    place: Place, speed: float, found: dict[str, tuple[Measured, float, float]], results: list[dict[str, Any]]
+) -> None:
+    job, model = place.job, cost_model(place.network.table(place.operators, place.job.device.type))
+    travel = next(iter(found.values()))[0].travel_ms
+    limit = sum(max(compute, *half.values(), 0.0) for compute, half in zip(place.compute_ms, travel, strict=True))
+    bounds = place.graphs.bounds_ms(model, place.compute_ms)
+    none = [compute + sum(half.values()) for compute, half in zip(place.compute_ms, travel, strict=True)]
+    print(f"{'':24}  {'compute alone':34}" + _cells(place.compute_ms, limit, sum(bounds)))
+    estimated = place.graphs.estimated_ms(model)
+    print(f"{'':24}  {'compute, by the costs':34}" + _cells(estimated, limit, sum(bounds)))
+    print(f"{'':24}  {'bound':34}" + _cells(bounds, limit, sum(bounds)))
+    print(f"{'':24}  {'no overlap':34}" + _cells(none, limit, sum(bounds)))
+    for name, (one, first_s, noted) in found.items():
+        line = f"{job.scenario:10}{job.config.positions:>7}{speed:>7g}  {name:34}"
+        line += _cells(one.times_ms, limit, sum(bounds))
+        line += f"{noted:>11.2f}{noted / one.step_ms - 1:>7.1%}" if noted else " " * 18
+        print(line + f"{one.calls:>7}{one.peak_gb:>9.2f}{first_s:>9.1f}", flush=True)
+        results.append(
+            {"scenario": job.scenario, "tokens": job.config.positions, "gbps": speed, "way": name, "first_s": first_s}
+            | {"limit_ms": limit, "bound_ms": sum(bounds), "compute_ms": place.compute_ms, "predicted_ms": noted}
+            | asdict(one)
+        )
+
+
+def _cells(times: Sequence[float], limit: float, bound: float) -> str:
+    step = sum(times)
+    return f"{times[0]:>9.2f}{times[1]:>9.2f}{step:>9.2f}{step / limit:>8.3f}{step / bound:>8.3f}"
+
+
+def sizes(cuda: bool, tokens: int, layers: int) -> DecoderConfig:
+    """Layers in the shape of Llama 8B; small ones for a CPU."""
+    if cuda:
+        return DecoderConfig(dim=4096, layers=layers, heads=32, kv_heads=8, hidden=14336, positions=tokens)
+    return DecoderConfig(dim=256, layers=2, heads=8, kv_heads=4, hidden=512, positions=tokens)
+
+
+def asked_rows(only: Sequence[str], cuda: bool, quick: bool) -> dict[tuple[str, int], list[float]]:
+    """Speeds by scenario and tokens."""
+    rows = ROWS if cuda else {name: [(128, 0.4)] for name in (("fsdp",) if quick and not only else ROWS)}
+    found: dict[tuple[str, int], list[float]] = {}
+    for scenario, pairs in rows.items():
+        for tokens, speed in pairs if not quick else pairs[:1]:
+            if not only or any(_matches(one, scenario, tokens, speed) for one in only):
+                found.setdefault((scenario, tokens), []).append(speed)
+    return found
+
+
+def _matches(asked: str, scenario: str, tokens: int, speed: float) -> bool:
+    parts = (scenario, f"{tokens}", f"{speed:g}")
+    return all(want in ("", "*", part) for want, part in zip(asked.split(":"), parts, strict=False))
 
 
 def main() -> None:
+    """Print the rows as they come."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes and one speed")
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--quick", action="store_true", help="one row of each scenario asked for")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="rows as scenario:tokens:GB/s; parts may be left out or *"
+    )
+    parser.add_argument("--way", nargs="+", default=[], help=f"some of {', '.join(PEERS)}, ours")
+    parser.add_argument("--passes", nargs="+", default=["schedule-overlap{mode=custom}"], help="pipelines of ours")
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--gbps", type=float, nargs="+", default=[50.0, 150.0, 400.0], help="gigabytes a second")
-    parser.add_argument("--regather", action="store_true", help="gather again in backward")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin no further row after so long")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     cuda = torch.cuda.is_available()
-    job = Job(
-        config=sizes(asked.quick, asked.tokens, asked.layers),
-        device=torch.device("cuda" if cuda else "cpu"),
-        dtype=torch.bfloat16 if cuda else torch.float32,
-        regather=asked.regather,
-        repeats=3 if asked.quick else 10,
-    )
-    speeds = asked.gbps if cuda and not asked.quick else [0.05]
+    ours = {"ours" if len(asked.passes) < 2 else f"ours {passes}"[:33]: passes for passes in asked.passes}
+    ways = {"inductor": "", "per layer": "bench-per-layer", "inductor overlap": "", **ours}
+    chosen = {name: passes for name, passes in ways.items() if not asked.way or name.split(" {")[0] in asked.way}
     results: list[dict[str, Any]] = []
-    times = ["forward ms", "backward ms", "step ms", "limit ms"]
-    columns = ["GB/s", "way", *times, "ratio", "calls", "peak GB", "compile s"]
-    print_table("steps in the wind tunnel", columns, rows(job, speeds, results))
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1))
+    began = time.monotonic()
+    print(HEAD, flush=True)
+    for (scenario, tokens), speeds in asked_rows(asked.only, cuda, asked.quick).items():
+        job = Job(
+            scenario=scenario,
+            config=sizes(cuda, tokens, asked.layers),
+            device=torch.device("cuda" if cuda else "cpu"),
+            dtype=torch.bfloat16 if cuda else torch.float32,
+            repeats=asked.repeats,
+            inner=8 if cuda else 2,
+        )
+        if time.monotonic() - began > asked.budget_s:
+            print(f"{scenario} {tokens} left out: {asked.budget_s:g} s are over", flush=True)
+            continue
+        with open_place(job) as place:
+            for speed in speeds:
+                if time.monotonic() - began > asked.budget_s:
+                    print(f"{scenario} {tokens} {speed:g} left out: {asked.budget_s:g} s are over", flush=True)
+                    continue
+                run_row(place, speed, chosen, results)
+                if asked.json:
+                    asked.json.write_text(json.dumps(results, indent=1))
+    print(f"{time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

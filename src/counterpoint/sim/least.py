@@ -30,10 +30,14 @@ _Rates = dict[tuple[Kind, tuple[int, ...]], float]
 def least_bounds(graph: Graph | GraphModule, model: CostModel, groups: GroupTable | None = None) -> Bounds:
     """Lower bounds of a graph's step over all orders and all ways of merging its collectives."""
     played = graph.graph if isinstance(graph, GraphModule) else graph
+    return bounds_of(least_work(played, model, groups), Hazards.of(played).order_edges(played.nodes))
+
+
+def least_work(graph: Graph, model: CostModel, groups: GroupTable | None = None) -> tuple[Work, ...]:
+    """What remains of a graph's work however its collectives are merged: the travelling, at the best rate."""
     groups = groups or GroupTable()
     rates: _Rates = {}
-    work = [_without_latency(item, model, groups, rates) for item in read_work(played, model, groups)]
-    return bounds_of(work, Hazards.of(played).order_edges(played.nodes))
+    return tuple(_without_latency(item, model, groups, rates) for item in read_work(graph, model, groups))
 
 
 def _without_latency(item: Work, model: CostModel, groups: Mapping[str, tuple[int, ...]], rates: _Rates) -> Work:
