@@ -28,7 +28,7 @@ class Policy:
     caution: float = 1.0
     """Reductions are waited for early only when they have been over for this many times their length, gathers start
     that much earlier than they must, and a channel is given that much more to do than the next step is expected to
-    take, and one of its longest gathers on top. Estimates are wrong at times; this is what an error may cost nothing."""
+    take, with one of its longest gathers on top. Estimates are wrong at times; that much error costs nothing."""
 
 
 @dataclass(frozen=True)
