@@ -69,6 +69,8 @@ def _effect_of_overload(overload: OpOverload) -> Effect:
     spec = ops.spec_of(overload)
     if spec is not None:
         return Effect.WAIT if spec.kind is ops.Kind.WAIT else Effect.COLLECTIVE
+    if overload.name().split(".")[0] in ops.GROUP_GETTERS:
+        return Effect.PURE
     if overload.namespace in ops.COMMUNICATING_NAMESPACES or has_registered_effect(overload):
         return Effect.BARRIER
     arguments = formals(overload)

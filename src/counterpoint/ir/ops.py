@@ -232,6 +232,9 @@ _ROWS: tuple[OpSpec, ...] = (
     _symm("get_remote_tensors", Kind.PEER_MEMORY, payload=("x",)),
     _symm("nvshmem_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
     _symm("nvshmem_get", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
+    # torch 2.15
+    _symm("nvshmem_get_out", Kind.PEER_MEMORY, payload=("dst",), written=("dst",), peer="peer", **_NO_GROUP),
+    _symm("nccl_get_out", Kind.PEER_MEMORY, payload=("dst",), written=("dst",), peer="peer", **_NO_GROUP),
     _symm("nccl_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
     _symm("nccl_get", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
     # Memory shared by the ranks of a host (ir/shared_memory.py). The first of each form chooses the algorithm itself.
@@ -260,6 +263,9 @@ COMMUNICATING_NAMESPACES = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem", "_dtensor"}
 )
 """An operator of these namespaces that is not in the table may communicate, and is a barrier."""
+
+GROUP_GETTERS = frozenset({"_dtensor::mesh_get_process_group"})
+"""Operators of these namespaces that only find a group, for graphs that take meshes as inputs (torch 2.13 on)."""
 
 
 @cache

@@ -4,6 +4,7 @@ import operator
 
 import pytest
 import torch
+import torch.distributed.tensor
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
@@ -34,6 +35,11 @@ def test_what_may_communicate_is_a_barrier() -> None:
     assert effect_of(call(torch.ops.c10d.allreduce_.default)) is Effect.BARRIER
     assert effect_of(call(torch.ops.symm_mem.memset32_.default)) is Effect.BARRIER
     assert effect_of(call(ATEN._assert_async.msg)) is Effect.BARRIER
+
+
+@pytest.mark.skipif(not hasattr(torch.ops._dtensor, "mesh_get_process_group"), reason="from torch 2.13")
+def test_finding_a_group_is_pure() -> None:
+    assert effect_of(call(torch.ops._dtensor.mesh_get_process_group.default)) is Effect.PURE
 
 
 def test_unknown_functions_modules_and_methods_are_barriers() -> None:
