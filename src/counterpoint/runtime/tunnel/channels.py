@@ -118,18 +118,19 @@ class DeviceChannel(Channel):
                 next_step="install the triton that belongs to the torch in use, or run on the CPU",
             ) from error
         self.device = device
-        self._hold = hold_kernel.hold
-        self._link, self._mover = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._ends = torch.empty(MOST_BLOCKS, dtype=torch.int64, device=device)
+        self._holds = hold_kernel.Holds(device, MOST_BLOCKS)
+        # Of higher priority than compute: a multiprocessor that becomes free goes to them first.
+        self._link, self._mover = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
 
     def launch(self, move: Move, duration_us: float, contention: int) -> DeviceTicket:
+        self._holds.note()
         self._link.wait_event(torch.cuda.current_stream(self.device).record_event())
         # The mover starts with the link, not before: data does not move while earlier collectives hold the channel.
         self._mover.wait_event(self._link.record_event())
         with torch.cuda.stream(self._mover):
             move()
         with torch.cuda.stream(self._link):
-            self._hold(duration_us, min(max(1, contention), MOST_BLOCKS), self._ends)
+            self._holds.hold(duration_us, min(max(1, contention), MOST_BLOCKS))
         self._link.wait_event(self._mover.record_event())
         return DeviceTicket(self._link.record_event())
 
