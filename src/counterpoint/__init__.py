@@ -6,6 +6,7 @@ The names below load their modules when they are first used: importing the packa
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ _HOMES = {
     "clear_reports": "counterpoint.report.history",
     "reports": "counterpoint.report.history",
 }
+
+
+if os.environ.get("COUNTERPOINT_LOGS"):
+    from counterpoint import logs
+
+    logs.configure(os.environ["COUNTERPOINT_LOGS"])
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ PACKAGE = "counterpoint"
 # A module may import modules of its own layer's package and of any lower level; packages of one level do not mix.
 LEVELS = {
     "errors": 0,
+    "logs": 0,
     "_torch": 1,
     "options": 1,
     "ir": 2,

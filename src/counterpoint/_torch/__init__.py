@@ -21,7 +21,14 @@ from counterpoint._torch.graphs import (
     is_erased,
     place_of,
 )
-from counterpoint._torch.groups import backend_name, group_sequence, group_timeout_s, process_group, process_group_ranks
+from counterpoint._torch.groups import (
+    backend_name,
+    default_store,
+    group_sequence,
+    group_timeout_s,
+    process_group,
+    process_group_ranks,
+)
 from counterpoint._torch.kernels import register_fake_kernel, register_kernel
 from counterpoint._torch.modules import (
     ReducerFacts,
@@ -75,7 +82,10 @@ from counterpoint._torch.symbols import (
 )
 from counterpoint._torch.symmetric_memory import (
     SymmetricWorkspace,
+    allocate_symmetric,
+    device_has_multicast,
     has_multicast,
+    register_symmetric_operators,
     symmetric_buffer,
     symmetric_workspace,
 )
@@ -114,6 +124,7 @@ __all__ = [
     "SymbolFacts",
     "SymmetricWorkspace",
     "all_operator_names",
+    "allocate_symmetric",
     "aot_backend",
     "as_if_compiling",
     "assume_fact",
@@ -127,6 +138,8 @@ __all__ = [
     "copy_tensor_hooks",
     "data_dependent_errors",
     "declare_symbol",
+    "default_store",
+    "device_has_multicast",
     "dtensor_around",
     "dynamic_dims",
     "fake_store",
@@ -169,6 +182,7 @@ __all__ = [
     "register_fake_kernel",
     "register_kernel",
     "register_operators",
+    "register_symmetric_operators",
     "register_work",
     "remember_forward_lines",
     "require_supported_torch",

@@ -56,3 +56,8 @@ def group_sequence(name: str) -> int | None:
     except (LookupError, RuntimeError, AttributeError):
         return None
     return number
+
+
+def default_store() -> Any:
+    """The store that all ranks of the world share."""
+    return c10d._get_default_store()

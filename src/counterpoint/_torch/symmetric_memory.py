@@ -55,3 +55,22 @@ def symmetric_buffer(group_name: str, nbytes: int, device: torch.device) -> Tens
 def has_multicast(workspace: SymmetricWorkspace) -> bool:
     """Whether the switch can add up and copy what lies in a workspace."""
     return bool(getattr(workspace, "multicast_ptr", 0))
+
+
+def device_has_multicast(number: int) -> bool:
+    """Whether a GPU sits at a switch that can add up and copy, by what torch asks of the driver."""
+    distributed: Any = importlib.import_module("torch._C._distributed_c10d")
+    kinds: Any = importlib.import_module("torch._C._autograd")
+    return bool(distributed._SymmetricMemory.has_multicast_support(kinds.DeviceType.CUDA, number))
+
+
+def allocate_symmetric(nbytes: int, device: torch.device) -> Tensor:
+    """Memory that the ranks of a group could map; RuntimeError where torch has none to give."""
+    module: Any = importlib.import_module("torch.distributed._symmetric_memory")
+    found: Tensor = module.empty(nbytes, dtype=torch.uint8, device=device)
+    return found
+
+
+def register_symmetric_operators() -> None:
+    """Load what registers the operators `symm_mem::...`, which nothing else loads before they are used."""
+    importlib.import_module("torch.distributed._symmetric_memory")

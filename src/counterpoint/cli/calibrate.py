@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from counterpoint.cli.terminal import show
+from counterpoint.cli.torchrun import is_first, joined, under_torchrun
 from counterpoint.errors import GroupError, OptionError
 
 if TYPE_CHECKING:
@@ -69,34 +68,12 @@ def calibrate(
 
         _report(table_from_traces(traces), CostModel(topology=described), output)
         return
-    if "RANK" not in os.environ and graph is None:
+    if not under_torchrun() and graph is None:
         raise GroupError("there is one process only, and so no link to measure", next_step=TORCHRUN)
-    with _joined(backend) as alone:
+    with joined(backend) as alone:
         table = _measured(alone, graph, mesh, max_mb, repeats)
-        if _is_first():
+        if is_first():
             _report(table, CostModel(topology=described), output)
-
-
-@contextmanager
-def _joined(backend: str | None) -> Iterator[bool]:
-    """The process group of torchrun; yields whether this process is alone."""
-    import torch
-    import torch.distributed as dist
-
-    if "RANK" not in os.environ:
-        yield True
-        return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    dist.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
-    try:
-        yield dist.get_world_size() == 1
-    finally:
-        dist.destroy_process_group()
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _measured(alone: bool, graph: Path | None, mesh: str | None, max_mb: float, repeats: int) -> MeasuredTable:
@@ -142,7 +119,7 @@ def _device() -> Any:
 
 
 def _said(text: str) -> None:
-    if _is_first():
+    if is_first():
         click.echo(text, err=True)
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import click
 
+from counterpoint.cli.bench import bench
 from counterpoint.cli.calibrate import calibrate
+from counterpoint.cli.completion import completion
 from counterpoint.cli.demo import demo
+from counterpoint.cli.doctor import doctor
 from counterpoint.cli.explain import explain
 from counterpoint.cli.opt import opt
 from counterpoint.cli.plan import plan
@@ -22,8 +25,19 @@ USAGE_ERRORS = (OptionError, PassError, ContractError)
 """What was asked for makes no sense, as opposed to: could not be done."""
 
 EPILOG = """\b
+Examples:
+  counterpoint demo                                          train on two processes, see the gains and a timeline
+  counterpoint explain train.py:build --world-size 64        what becomes of every collective, and what to change
+  counterpoint plan train.py:build --sweep link=100..800     which cluster, which buckets
+  counterpoint doctor                                        what works on this machine
+
+\b
 Exit codes: 0 all went well; 1 something was refused, failed or did not verify;
-2 the command line, an option or a pipeline makes no sense; 130 interrupted."""
+2 the command line, an option or a pipeline makes no sense; 130 interrupted.
+
+\b
+Options also come from COUNTERPOINT_* variables and from [tool.counterpoint] of pyproject.toml;
+COUNTERPOINT_LOGS=+all logs everything, NO_COLOR=1 writes without colours."""
 
 
 class ErrorShowingGroup(click.Group):
@@ -65,7 +79,10 @@ def main(debug: bool) -> None:
 
 
 main.add_command(opt)
+main.add_command(bench)
 main.add_command(calibrate)
+main.add_command(completion)
 main.add_command(demo)
+main.add_command(doctor)
 main.add_command(explain)
 main.add_command(plan)

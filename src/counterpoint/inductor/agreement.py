@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from counterpoint.options import CompileOptions, described
 from counterpoint.runtime.agreement import Meeting, Statement
 from counterpoint.runtime.pretend import pretends
 
+LOGGER = logging.getLogger("counterpoint.agreement")
 Ranks = tuple[int, ...]
 
 HARMLESS = frozenset(
@@ -54,10 +56,13 @@ class Agreements:
         """
         meetings = self._meetings(graph, by_group, within_s, again)
         for meeting, statement in meetings:
+            LOGGER.debug("graph %s: asking ranks %s about %s", graph, meeting.ranks, statement)
+        for meeting, statement in meetings:
             meeting.announce(statement)
         # In one order on all ranks, so that no two groups wait for each other.
         for meeting, statement in meetings:
             meeting.conclude(statement)
+        LOGGER.info("graph %s: the ranks of %d groups agree", graph, len(meetings))
         with self._lock:
             self._agreed.update((meeting.ranks, _digest(statement)) for meeting, statement in meetings)
 

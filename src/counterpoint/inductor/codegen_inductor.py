@@ -31,7 +31,7 @@ from counterpoint.inductor.stable_keys import forget_mesh_hashes
 from counterpoint.inductor.standstill import watched
 from counterpoint.passes.report import PipelineReport
 
-LOGGER = logging.getLogger("counterpoint")
+LOGGER = logging.getLogger("counterpoint.compile")
 POST_PASS = "post_grad_custom_post_pass"
 
 

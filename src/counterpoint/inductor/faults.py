@@ -16,7 +16,7 @@ from counterpoint.capture.graph import CapturedGraph, Role
 from counterpoint.ir.groups import GroupTable
 from counterpoint.passes.report import PipelineReport
 
-LOGGER = logging.getLogger("counterpoint")
+LOGGER = logging.getLogger("counterpoint.faults")
 _ROLES: tuple[Role, ...] = get_args(Role)
 
 

@@ -25,7 +25,7 @@ from counterpoint.report.prediction import with_exposure
 from counterpoint.sim.simulator import simulate
 from counterpoint.sim.timeline import Timeline
 
-LOGGER = logging.getLogger("counterpoint")
+LOGGER = logging.getLogger("counterpoint.faults")
 
 USER_ERRORS = (OptionError, ContractError, GroupError)
 """What was asked for is wrong: these fail the compile. Anything else is our fault and must not."""

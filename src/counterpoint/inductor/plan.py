@@ -26,7 +26,7 @@ from counterpoint.runtime import shared_memory  # noqa: F401  registers operator
 from counterpoint.runtime.measure import LINKS
 from counterpoint.runtime.pipelined import operators  # noqa: F401  what passes emit can be run
 
-LOGGER = logging.getLogger("counterpoint")
+LOGGER = logging.getLogger("counterpoint.compile")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
 def _choose_codegen(request: Request, example_inputs: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
     """The code generator; where inductor is only the default and cannot work here, the eager one, with a note."""
     wanted = request.options.codegen
-    missing = _missing_for_cpp() if wanted == "inductor" and _needs_cpp(example_inputs) else None
+    missing = missing_for_cpp() if wanted == "inductor" and _needs_cpp(example_inputs) else None
     if missing is None:
         return wanted, ()
     if request.chose("codegen"):
@@ -124,7 +124,12 @@ class _Missing(NamedTuple):
     remedy: str
 
 
-def _missing_for_cpp() -> _Missing | None:
+def cpp_compiler() -> str:
+    """The C++ compiler that inductor takes; an error of torch's where there is none."""
+    return str(get_cpp_compiler())
+
+
+def missing_for_cpp() -> _Missing | None:
     """What inductor lacks on this machine to compile C++: a compiler, or the headers of this Python."""
     try:
         get_cpp_compiler()

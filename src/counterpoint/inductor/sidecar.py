@@ -16,7 +16,7 @@ from typing import Any
 
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-LOGGER = logging.getLogger("counterpoint")
+LOGGER = logging.getLogger("counterpoint.cache")
 FORMAT = 1
 
 

@@ -5,7 +5,7 @@ helper, so that checking, the text form, environment variables and help are writ
 """
 
 from counterpoint.options.compile_options import CompileOptions
-from counterpoint.options.effective import EffectiveOptions, Setting, effective
+from counterpoint.options.effective import EffectiveOptions, Setting, effective, unknown_variables
 from counterpoint.options.fields import OptionInfo, checked, described, from_mapping, near_names, option
 from counterpoint.options.text import assignments_of, fields_from_text, fields_text
 
@@ -23,4 +23,5 @@ __all__ = [
     "from_mapping",
     "near_names",
     "option",
+    "unknown_variables",
 ]

@@ -15,9 +15,9 @@ from counterpoint.options.compile_options import CompileOptions
 from counterpoint.options.text import value_from_text, value_text
 from counterpoint.options.toml_text import NoTomlReader, parse_toml
 
-LOGGER = logging.getLogger("counterpoint")
+LOGGER = logging.getLogger("counterpoint.options")
 PREFIX = "COUNTERPOINT_"
-OTHER_VARIABLES = frozenset({"COUNTERPOINT_RECORD"})
+OTHER_VARIABLES = frozenset({"COUNTERPOINT_LOGS", "COUNTERPOINT_RECORD"})
 """Variables with our prefix that are no options."""
 
 
@@ -94,10 +94,20 @@ def _environment(environ: Mapping[str, str]) -> _Layer:
         where = f"environment variable {variable}"
         if name in infos:
             values[name] = fields.checked(infos[name], value_from_text(infos[name], environ[variable], where), where)
-        elif variable not in OTHER_VARIABLES:
-            near = fields.near_names(name, infos)
-            LOGGER.warning("%s is not an option and is ignored%s", where, f"; did you mean {near}?" if near else "")
+    for variable in unknown_variables(environ):
+        near = fields.near_names(variable.removeprefix(PREFIX).lower(), infos)
+        LOGGER.warning(
+            "environment variable %s is not an option and is ignored%s",
+            variable,
+            f"; did you mean {near}?" if near else "",
+        )
     return _Layer(values, lambda name: f"environment variable {PREFIX}{name.upper()}")
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables with our prefix that mean nothing, most likely misspelt options."""
+    known = {f"{PREFIX}{name.upper()}" for name in fields.described(CompileOptions)} | OTHER_VARIABLES
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
 def _project(directory: Path) -> _Layer:

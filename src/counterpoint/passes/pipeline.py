@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import re
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from counterpoint.passes.registry import REGISTRY, Registry
 from counterpoint.passes.report import PassRecord, PassStatus, PipelineReport
 from counterpoint.passes.restore import SavedGraph
 
+LOGGER = logging.getLogger("counterpoint.passes")
 _STEP = re.compile(r'\s*([A-Za-z][\w-]*)\s*(?:\{((?:"(?:[^"\\]|\\.)*"|[^"{}])*)\})?\s*(,|$)')
 
 DEFAULT_PIPELINE = (
@@ -146,7 +148,7 @@ class _Run:
         before = count_collectives(self.gm.graph)
         self.checker = Checker(self.gm, self.groups, self.options)
         problem = self._check_input()
-        records = tuple(self._one(item, problem) for item in pipeline.passes)
+        records = tuple(self._logged(self._one(item, problem)) for item in pipeline.passes)
         if any(record.status is PassStatus.DONE for record in records):
             self.gm.recompile()
         return PipelineReport(
@@ -161,6 +163,14 @@ class _Run:
             input_problem=problem,
             notes=tuple(self.checker.notes),
         )
+
+    def _logged(self, record: PassRecord) -> PassRecord:
+        changed = f"collectives {record.collectives_before} to {record.collectives_after}"
+        LOGGER.info(
+            "%s: %s %s in %.1f ms, %s", self.name, record.text, record.status.value, 1e3 * record.seconds, changed
+        )
+        LOGGER.debug("%s: %s edits %s, operators %s", self.name, record.text, record.edits, record.operators)
+        return record
 
     def _check_input(self) -> str:
         try:

@@ -12,7 +12,7 @@ from counterpoint.errors import PassError
 from counterpoint.options import near_names
 from counterpoint.passes.base import P, Pass
 
-LOGGER = logging.getLogger("counterpoint")
+LOGGER = logging.getLogger("counterpoint.passes")
 ENTRY_POINTS = "counterpoint.passes"
 """Group of entry points through which other distributions offer passes, `name = "module:Class"`."""
 

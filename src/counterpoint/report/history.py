@@ -15,7 +15,8 @@ from itertools import count
 from counterpoint.passes.ledger import Ledger
 from counterpoint.passes.report import PipelineReport
 
-LOGGER = logging.getLogger("counterpoint")
+LOGGER = logging.getLogger("counterpoint.compile")
+LEDGER_LOGGER = logging.getLogger("counterpoint.ledger")
 KEPT = 1024
 """Records kept at most; older ones are dropped. A large training job compiles some tens of graphs."""
 
@@ -78,6 +79,11 @@ class History:
             numbered = replace(record, number=next(self._numbers), in_force=dict(record.in_force))
             self._records.append(numbered)
         LOGGER.info("%s", numbered)
+        LOGGER.debug("graph %s, in force: %s", numbered.graph, dict(numbered.in_force))
+        for entry in (entry for ledger in numbered.ledgers for entry in ledger):
+            LEDGER_LOGGER.debug("graph %s: %s: %s", numbered.graph, entry.facts.origin, entry.verdict)
+        for ledger in numbered.ledgers:
+            LEDGER_LOGGER.info("graph %s: %s", numbered.graph, ledger)
         return numbered
 
     def records(self) -> tuple[CompileRecord, ...]:
