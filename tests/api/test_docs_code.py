@@ -1,7 +1,7 @@
 """The documentation is right: its Python runs, its links lead somewhere, its generated pages are complete.
 
-A Python block runs in a process of its own, under torchrun with two ranks when it makes a process group. A comment
-`<!-- not run: why -->` on the line before keeps a block from being run.
+A Python block runs in a process of its own, on two ranks when it makes a process group. A comment
+`<!-- not run: why -->` on the line before keeps a block from being run. For commands see `test_docs_commands.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.support.scripts import Done, run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -47,20 +49,34 @@ def blocks_of(text: str, page: str) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page.read_text(), str(page.relative_to(ROOT)))]
 
 
-def run_block(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The block as a script, with as many ranks as it needs."""
+def run_block(block: Block, folder: Path) -> Done:
+    """The block as a script: under torchrun on the front page, which says so; elsewhere as torchrun would."""
     script = folder / "block.py"
     script.write_text(block.code)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *(launcher if "init_process_group" in block.code else []), str(script)]
-    done = _run(command, folder)
-    return _run(command, folder) if done.returncode and AT_EXIT in done.stderr else done
+    distributed = "init_process_group" in block.code
+
+    def run() -> Done:
+        if distributed and block.page == "README.md":
+            return _torchrun(script)
+        return run_script(script, ranks=2 if distributed else 1, limit_s=TIME_LIMIT_S)
+
+    done = run()
+    return run() if done.returncode and AT_EXIT in done.output else done
 
 
-def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=TIME_LIMIT_S, stdin=subprocess.DEVNULL, check=False
+def _torchrun(script: Path) -> Done:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(
+        command,
+        cwd=script.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
+    return Done(done.returncode, done.stdout)
 
 
 def as_case(block: Block) -> Any:
@@ -74,7 +90,7 @@ def test_a_python_block_runs(block: Block, tmp_path: Path) -> None:
     if block.not_run:
         pytest.skip(block.not_run)
     done = run_block(block, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.output
 
 
 def test_the_front_page_has_an_example_that_is_run() -> None:
@@ -83,7 +99,7 @@ def test_the_front_page_has_an_example_that_is_run() -> None:
 
 def test_a_block_that_fails_is_noticed(tmp_path: Path) -> None:
     planted, skipped = blocks_of("x\n```python\n1 / 0\n```\n<!-- not run: planted -->\n```python\n1 / 0\n```\n", "page")
-    assert "ZeroDivisionError" in run_block(planted, tmp_path).stderr
+    assert "ZeroDivisionError" in run_block(planted, tmp_path).output
     assert (str(planted), planted.not_run, skipped.not_run) == ("page:2", None, "planted")
 
 
