@@ -33,12 +33,13 @@ LOGGER = logging.getLogger("counterpoint.passes")
 _STEP = re.compile(r'\s*([A-Za-z][\w-]*)\s*(?:\{((?:"(?:[^"\\]|\\.)*"|[^"{}])*)\})?\s*(,|$)')
 
 DEFAULT_PIPELINE = (
-    "dedup-collectives,fuse-ddp{method=custom},"
+    "dedup-collectives,micro-pipeline-tp,fuse-ddp{method=custom},"
     "bucket-all-gather{mode=custom},bucket-reduce-scatter{mode=custom},"
     "bucket-all-reduce{mode=custom},bucket-all-to-all{mode=custom},"
     "schedule-waits"
 )
-"""What runs when nobody asks for anything else: gradients first, with their arithmetic, then whatever else is alike.
+"""What runs when nobody asks for anything else: collectives that matmuls can hide are taken to pieces where that pays,
+then gradients are fused, with their arithmetic, then whatever else is alike.
 
 Packed by operators of ours: code generation then takes no longer than for the graph as it was, where bodies of torch's
 own operators make it take half as long again for 12 parameters, and several times as long for 160.

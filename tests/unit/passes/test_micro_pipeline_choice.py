@@ -68,9 +68,10 @@ def test_a_gain_within_the_spread_of_measurements_is_refused_with_both_times(sta
     assert refuse_small(start, one, 141.0) is None
 
 
-def test_a_processor_needs_no_margin(start: Node) -> None:
+def test_a_processor_needs_the_same_margin(start: Node) -> None:
     one = work(400.0, 1000.0, device_type="cpu")
-    assert refuse_small(start, one, 1.0) is None
+    assert refuse_small(start, one, 141.0) is None
+    assert refuse_small(start, one, 139.0) is not None
     lost = refuse_small(start, one, -1.0)
     assert lost is not None
     assert lost.detail.endswith("1 us lost")

@@ -55,6 +55,9 @@ class Meaning:
 def _leaf(reader: Reader, leaf: Any, output: str) -> tuple[str, Any]:
     if not isinstance(leaf, Node):
         return output, repr(leaf)
+    if leaf.op == "get_attr" and not metadata.has_value(leaf):
+        # An object that torch hands through a graph, such as a device mesh.
+        return leaf.name, f"attribute {leaf.target}"
     value = metadata.value_of(leaf)
     if hasattr(value, "node") and not hasattr(value, "shape"):
         return leaf.name, exact(value)

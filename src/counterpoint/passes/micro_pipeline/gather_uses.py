@@ -108,8 +108,10 @@ def _read_use(
     if not left and product.right is not operand:
         # A bias or a scale.
         return None
-    if not left and (product.right_turned or product.scales is not None):
+    if not left and product.scales is not None:
         return Refusal("gathered-operand", matmul.name, f"{operand.name} is its right operand")
+    if not left and product.right_turned:
+        axes = tuple(reversed(axes))
     form = form_of(axes, left=left, batched=product.batched)
     if form is None:
         return Refusal("gathered-operand", matmul.name, f"{operand.name} holds the ranks' parts interleaved")
