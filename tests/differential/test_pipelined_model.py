@@ -1,4 +1,4 @@
-"""A decoder in Llama's shape under tensor and sequence parallelism trains alike, in pieces and as it is, on real ranks."""
+"""A decoder in Llama's shape under tensor and sequence parallelism trains alike in pieces and as it is, on real ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from counterpoint.capture.example_models import Decoder, DecoderConfig, parallel
 from counterpoint.report.history import clear_reports, reports
 
 CONFIG = DecoderConfig(vocabulary=64, dim=32, layers=1, heads=8, kv_heads=4, hidden=48, positions=24)
-"""Grouped queries and SwiGLU; no number of chunks divides a rank's part of the sequence of 24 over 2 or 4 ranks by 5."""
+"""Grouped queries and SwiGLU. Five chunks divide no part of the sequence, over two ranks or four."""
 ALWAYS = "micro-pipeline-tp{when=always chunks=5}"
 
 
@@ -58,8 +58,8 @@ def job_decoder(
     torch._dynamo.reset()
     clear_reports()
     compiled = torch.compile(model, backend="counterpoint", options=options, fullgraph=True)
-    pairs = zip(losses_and_gradients(compiled, model, tokens), losses_and_gradients(reference, reference, tokens))
-    worst = max(((one - other).abs().max() / other.abs().max()).item() for one, other in pairs)
+    ours, eager = (losses_and_gradients(run, owner, tokens) for run, owner in ((compiled, model), (reference,) * 2))
+    worst = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, eager, strict=True))
     return verdicts(), worst
 
 
