@@ -1,4 +1,4 @@
-"""A decoder in Llama's shape under tensor and sequence parallelism trains alike in pieces and as it is, on real ranks."""
+"""A decoder in Llama's shape under tensor and sequence parallelism trains alike in pieces and whole, on real ranks."""
 
 from __future__ import annotations
 
