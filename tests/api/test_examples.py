@@ -6,6 +6,7 @@ No code is generated for them here, which takes most of the time and changes not
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ NO_TRANSFORMERS = pytest.mark.skipif(
 )
 TRAINED = {"plain_loop.py": 2, "ddp.py": 2, "fully_shard_tp.py": 4, "custom_pass.py": 2, "huggingface.py": 2}
 """The examples that train, and on how many ranks they do so here."""
-OTHERS = {"ci_gate.sh"}
+OTHERS = {"ci_gate.sh", "on_paper.py"}
 
 
 def run(*command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -115,6 +116,18 @@ def test_the_gate_lets_pass_and_stops(tmp_path: Path) -> None:
     closed = run(gate, folder=tmp_path, LIMIT_US="1")
     assert closed.returncode == 1
     assert "the condition holds: exposed_us > 1" in closed.stderr
+
+
+@pytest.mark.slow
+def test_a_step_that_fits_no_laptop_is_explained_on_one(tmp_path: Path) -> None:
+    target = f"{EXAMPLES / 'on_paper.py'}:build"
+    passes = "bucket-all-gather,bucket-reduce-scatter"
+    done = run("counterpoint", "explain", target, "--world-size", "16", "--passes", passes, "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    totals = json.loads(done.stdout)["totals"]
+    assert totals["collectives_before"] == 2 * (4 * 9 + 3)  # each parameter is gathered once and its gradient scattered
+    assert totals["peak_bytes"] > 2**32
+    assert totals["step_us"] < totals["step_before_us"]
 
 
 def test_every_example_is_run_and_says_how() -> None:

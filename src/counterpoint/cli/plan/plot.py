@@ -52,7 +52,7 @@ def draw(path: Path, sweeps: Sequence[Swept], title: str) -> None:
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
     lines, labels = panels[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(lines, labels, loc="outside lower center", ncols=3 * len(sweeps), fontsize=8)
     figure.suptitle(title, fontsize=10)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
