@@ -12,7 +12,7 @@ ARGS ?=
 .NOTPARALLEL:
 .PHONY: demo test lint types bench docs help clean
 
-demo: ## train a small transformer on 2 gloo processes through the backend and print the ledger
+demo: ## train a small transformer on 2 gloo processes in three ways; print the gains, write a timeline page
 	$(BOOTSTRAP) run
 	@.venv/bin/counterpoint demo $(ARGS)
 

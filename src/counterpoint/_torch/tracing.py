@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -44,6 +44,14 @@ def functional_trace(function: Callable[..., Any], args: list[Any], *, symbolic:
     tracer = make_fx(functional, tracing_mode="symbolic" if symbolic else "fake", record_stack_traces=True)
     with fx_traceback.preserve_node_meta():
         return tracer(*args)
+
+
+def note_module(path: Sequence[tuple[str, str]]) -> None:
+    """Let nodes that are traced from now on carry these modules, outermost first: path and class of each."""
+    if path:
+        fx_traceback.current_meta["nn_module_stack"] = {name: (name, kind) for name, kind in path}
+    else:
+        fx_traceback.current_meta.pop("nn_module_stack", None)
 
 
 def remember_forward_lines(loss: torch.Tensor) -> None:

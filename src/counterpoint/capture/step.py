@@ -32,6 +32,7 @@ from counterpoint.capture.inputs import (
     swapped,
 )
 from counterpoint.capture.lines import user_line
+from counterpoint.capture.module_paths import noting_modules
 from counterpoint.capture.optimizers import check_optimizer, is_elementwise, step_on
 from counterpoint.capture.run import CapturedStep
 from counterpoint.capture.signature import Slot, StepSignature, write_signature
@@ -127,7 +128,9 @@ class StepTrace:
         leaves = [around(next(given), leaf) if _is_tensor(leaf) else leaf for leaf in self.leaves]
         batch = _torch.tree_unflatten(leaves, self.structure)
         by_name = {held.name: fresh[id(held.tensor)] for held in self.held}
-        with swapped([(held, fresh[id(held.tensor)]) for held in self.held]), _torch.without_reducer(self.reducers):
+        held = [(held, fresh[id(held.tensor)]) for held in self.held]
+        # Around the backward too, which computes checkpointed parts again.
+        with swapped(held), _torch.without_reducer(self.reducers), noting_modules(self.model):
             loss, gradients = self._loss_and_gradients(batch, by_name, fresh)
         if self.optimizer is not None:
             by_name |= self._update(self.optimizer, by_name, gradients, state)

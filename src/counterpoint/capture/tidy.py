@@ -50,16 +50,21 @@ def _output_of(gm: GraphModule) -> Node:
 
 
 def _remember_lines(gm: GraphModule) -> None:
-    """Backward nodes get the source line of the forward node whose sequence number autograd gave them."""
+    """Backward nodes get source line and module of the forward node whose sequence number autograd gave them."""
     lines: dict[int, str] = {}
+    modules: dict[int, Any] = {}
     for node in gm.graph.nodes:
         number = node.meta.get("seq_nr")
         if number is None:
             continue
         if node.stack_trace and not node.meta.get("autograd_backward"):
             lines.setdefault(number, node.stack_trace)
+            if "nn_module_stack" in node.meta:
+                modules.setdefault(number, node.meta["nn_module_stack"])
         elif node.meta.get("autograd_backward") and number in lines:
             node.stack_trace = lines[number]
+            if number in modules:
+                node.meta["fwd_nn_module_stack"] = modules[number]
 
 
 def _drop_annotations(gm: GraphModule) -> None:

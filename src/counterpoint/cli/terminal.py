@@ -67,6 +67,13 @@ class Progress:
         self._task = self._live.add_task(text, total=None)
         self._title = text
 
+    def note(self, text: str) -> None:
+        """A word on what is going on."""
+        if self._live is not None:
+            self._live.console.print(f"  {text}", highlight=False)
+        else:
+            click.echo(f"  {text}", err=True)
+
     def step(self, step: int, of: int, loss: float) -> None:
         """One step of training is done."""
         text = f"step {step} of {of}, loss {loss:.4f}"

@@ -30,6 +30,7 @@ from counterpoint.errors import CaptureError, GroupError
 from counterpoint.ir import ops
 from counterpoint.ir.collective import get_all_comm_blocks
 from counterpoint.ir.ops import Kind
+from counterpoint.ir.provenance import module_of
 from counterpoint.ir.reason import Refusal
 from counterpoint.ir.text import print_graph
 from counterpoint.ir.verify import check
@@ -118,6 +119,21 @@ def test_backward_nodes_know_the_line_of_their_forward() -> None:
     multiplications = [n for n in step.gm.graph.nodes if "mm" in n.name and n.meta.get("autograd_backward")]
     assert multiplications
     assert all("test_capture_step.py" in (node.stack_trace or "") for node in multiplications)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_nodes_know_the_module_that_made_them_or_whose_gradient_they_are(checkpointed: bool) -> None:
+    with fake_world(2) as world:
+        net = Net(checkpointed=checkpointed)
+        hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in net.modules())
+        sharded = capture_step(fully_shard(net, mesh=world.mesh()), mean_square, torch.ones(4, 8))
+        assert hooks == sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in net.modules())
+        replicated = capture_step(replicate(Net()), mean_square, torch.ones(4, 8))
+    for captured in (sharded, replicated):
+        modules = [module_of(node) for node in captured.gm.graph.nodes if ops.is_collective(node)]
+        assert set(modules) == {"first", "second"}
+        products = [module_of(node) for node in captured.gm.graph.nodes if node.target is torch.ops.aten.addmm.default]
+        assert products[:2] == ["first", "second"]
 
 
 def test_model_and_optimizer_are_left_alone() -> None:

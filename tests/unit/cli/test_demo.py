@@ -1,4 +1,4 @@
-"""The demo trains, keeps the loss, and accounts for every collective, on real gloo processes."""
+"""The demo trains, keeps the loss, accounts for every collective and draws a timeline, on real gloo processes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,35 @@ from click.testing import CliRunner
 
 from counterpoint.capture.file import load_graph
 from counterpoint.cli import main
+from counterpoint.cli.demo.command import WAYS
+from counterpoint.cli.demo.training import WAYS as TRAINED
 from counterpoint.ir.build import collectives_in
+
+
+def test_every_way_that_can_be_asked_for_is_there() -> None:
+    assert set(WAYS) == set(TRAINED) == {"replicate", "fully_shard", "tensor_parallel"}
 
 
 @pytest.mark.slow
 def test_the_demo_without_code_generation(tmp_path: Path) -> None:
-    arguments = ["demo", "--codegen", "eager", "--way", "replicate", "--steps", "2", "--output", str(tmp_path)]
+    ways = ["--way", "replicate", "--way", "tensor_parallel"]
+    arguments = ["demo", "--codegen", "eager", *ways, "--steps", "2", "--output", str(tmp_path)]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
+    assert "tensor parallel, compiling the graphs with our passes" in result.stderr
     assert "step 2 of 2, loss" in result.stderr
     assert "replicate, code generation: eager" in result.stdout
     assert "backward/all_reduce#20" in result.stdout
     assert "our passes: a step of " in result.stdout
     assert re.search(r"\nbucketed +(20|21) ", result.stdout)
     assert "example_models.py:" in result.stdout
+    table = result.stdout.partition("what the passes did, per step of training")[2]
+    row = r"\nreplicate +23 to \d .* to [\d.]+ [mu]s .*\d ms .*yes, to "
+    assert re.search(row, table)
+    assert re.search(r"\ntensor_parallel +\d+ to \d+ .*yes, to ", table)
+    page = tmp_path / "timeline.html"
+    assert f"Open the timeline in a browser:  {page.as_uri()}" in result.stdout
+    assert "<canvas" in page.read_text()
     captured = load_graph(tmp_path / "replicate.graph")
     assert (captured.role, captured.world_size) == ("step", 2)
     assert len(collectives_in(captured.gm.graph)) >= 21

@@ -183,8 +183,15 @@ function tableRow(row) {
   verdict.title = [row.why, row.hint].filter(Boolean).join(": ");
   const time = us => element("td", us === null ? "" : timeText(us), "number");
   line.append(cell, verdict, element("td", bytesText(row.bytes), "number"), time(row.before_us), time(row.after_us),
-    element("td", row.module), element("td", row.source));
+    element("td", row.module), sourceCell(row.source));
   return line;
+}
+
+// The file's own name and the line; the whole path when pointed at.
+function sourceCell(source) {
+  const cell = element("td", source.replace(/^.*[/\\](?=[^/\\]+:\d+ in )/, ""));
+  cell.title = source;
+  return cell;
 }
 
 function showOrigin(origin) {
