@@ -233,7 +233,8 @@ def _mesh_of_all_ranks() -> DeviceMesh:
             where="fully_shard",
             next_step="call torch.distributed.init_process_group first, or pass mesh=",
         )
-    accelerator = torch.accelerator.current_accelerator()
+    # A torch built for an accelerator also runs where there is none.
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return init_device_mesh("cpu" if accelerator is None else accelerator.type, (dist.get_world_size(),))
 
 

@@ -81,6 +81,15 @@ def test_gradients_land_on_the_registered_parameter_and_not_on_frozen_or_unused_
     assert isinstance(grad, DTensor) == (wrapper is fully_shard)
 
 
+def test_without_a_mesh_the_device_is_one_that_is_there(world, monkeypatch):
+    def built_for(check_available=False):
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for)
+    model = fully_shard(nn.Linear(4, 4))
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
 def test_shards_follow_torch_chunk_and_may_be_empty():
     for rank, lengths in enumerate([(2, 1), (2, 1), (2, 0), (0, 0)]):
         with fake_world(4, rank):

@@ -255,14 +255,16 @@ def process_collective_bucket(
     insert_before: fx.Node | None = None,
     wait_insertion_point: fx.Node | None = None,
     extra_graph_inps: list[fx.Node] | None = None,
+    input_transform: Callable[[fx.Node], fx.Node] | None = None,
 ) -> tuple[list[fx.Node], dict[fx.Node, fx.Node]]:
     """Let what a function does stand for these collectives.
 
-    The function is called with what `trace_args_fn` makes of the nodes that are packed, their tensors first. Returns
-    the new nodes, and the new result for each old wait: nothing where the bucket cannot be merged and is left alone.
+    The function is called with what `trace_args_fn` makes of the nodes that are packed, their tensors first;
+    `input_transform` names another node for one that would be packed. Returns the new nodes, and the new result for
+    each old wait: nothing where the bucket cannot be merged and is left alone.
     """
     work = _work(bucket_nodes, fn_to_trace, trace_args_fn, insert_before, wait_insertion_point, extra_graph_inps or ())
-    (merged,) = merge_all(g, [work])
+    (merged,) = merge_all(g, [replace(work, transform=input_transform)])
     return merged
 
 
@@ -419,9 +421,15 @@ def reduce_scatter_merge_fn_to_trace_custom_ops(
     reduce_op: str,
     reduce_dtype: torch.dtype,
     device: torch.device,
+    rs_input_shapes: list[torch.Size] | None = None,
+    unpadded_input_indices: list[int] | None = None,
 ) -> list[torch.Tensor]:
-    """One reduce-scatter of all tensors, packed by one operator."""
+    """One reduce-scatter of all tensors, packed by one operator. The last two arguments are of torch 2.15."""
     rest = group_name, group_size, reduce_op, reduce_dtype, device
+    if rs_input_shapes is not None or unpadded_input_indices:
+        function: Any = _inductors.reduce_scatter_merge_fn_to_trace_custom_ops
+        result: list[torch.Tensor] = function(rs_ins, *rest, rs_input_shapes, unpadded_input_indices)
+        return result
     return _bodies.run(_bodies.reduce_scatter_custom_ops, rs_ins, *rest)
 
 

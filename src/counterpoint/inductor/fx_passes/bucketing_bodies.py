@@ -16,7 +16,7 @@ import torch
 from torch._inductor.fx_passes import bucketing as inductors
 from torch.fx import Node
 
-from counterpoint._torch import FakeTensor, is_constant_sized, size_hint
+from counterpoint._torch import FakeTensor, is_constant_sized, size_hint, torch_version
 from counterpoint.ir import metadata
 from counterpoint.passes import bodies, packed_bodies
 from counterpoint.passes.bodies import ATEN, C10D, Launched, Value, gathered, product, total
@@ -206,7 +206,9 @@ def all_gather_custom_ops(
         "foreach_group_indices": foreach_groups(emit, ins, out_dtypes),
     }
     # What the operator takes differs between versions of torch, and is called the same in all.
-    whole = emit(pack, *(given[argument.name] for argument in pack._schema.arguments))
+    arguments = [given[argument.name] for argument in pack._schema.arguments]
+    # Tracing leaves a default out.
+    whole = emit(pack, *(arguments[:-1] if arguments[-1] is None else arguments))
     slot = _slot(emit, whole, total(emit, sizes), rank)
     return _gather_into(emit, slot, whole, ins, sizes, group_name, group_size, out_dtypes)
 
@@ -281,12 +283,20 @@ def _is_aligned(numels: Sequence[Any], unit: torch.dtype, dtypes: Sequence[torch
 def foreach_groups(emit: Writer, ins: Sequence[Value], out_dtypes: Sequence[torch.dtype]) -> list[int] | None:
     """Which members one foreach copy can take together: their numbers, groups divided by -1; None for one group."""
     groups: dict[tuple[Any, ...], list[int]] = {}
+    # From 2.15, tensors of several shapes are copied together as long as they are contiguous.
+    one_shape = torch_version() < (2, 15)
     for index, (value, dtype) in enumerate(zip(ins, out_dtypes, strict=True)):
         # A guess is enough: the groups change the speed of the copy, not what it does.
-        shape = tuple(_hint(size) for size in emit.shape(value))
-        groups.setdefault((emit.dtype(value), dtype, shape), []).append(index)
+        alike = tuple(_hint(size) for size in emit.shape(value)) if one_shape else _is_row_major(value)
+        groups.setdefault((emit.dtype(value), dtype, alike), []).append(index)
     first, *others = groups.values()
     return [*first, *(index for group in others for index in (-1, *group))] if others else None
+
+
+def _is_row_major(value: Value) -> bool:
+    tensor: torch.Tensor = metadata.tensor_of(value) if isinstance(value, Node) else value
+    unknown = isinstance(tensor, FakeTensor) and not is_constant_sized(tensor)
+    return unknown or tensor.is_contiguous()
 
 
 def _hint(size: Any) -> int | None:
@@ -297,6 +307,8 @@ def _hint(size: Any) -> int | None:
 def torch_operator(name: str) -> torch._ops.OpOverload | None:
     """One of inductor's packing operators, where the installed torch has it with arguments that we know."""
     known = {"ag_ins", "rs_ins", "group_size", "group_name", "dtype", "out_dtype_ints", "rank", "foreach_group_indices"}
+    # From 2.15, and nothing unless asked for: which members lack the padding behind them.
+    known.add("unpadded_input_indices")
     packet = getattr(torch.ops.bucketing, name, None)
     overload: torch._ops.OpOverload | None = packet.default if packet is not None else None
     if overload is None or not known.issuperset(argument.name for argument in overload._schema.arguments):

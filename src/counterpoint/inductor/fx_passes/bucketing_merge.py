@@ -49,6 +49,8 @@ class Work:
     """Where its wait is put: where the first old one stood unless said."""
     extra: Sequence[Node] = ()
     """Nodes whose values occur among the arguments, such as that of a group."""
+    transform: Callable[[Node], Node] | None = None
+    """Names another node for one that would be packed."""
 
 
 def merge_all(graph: fx.Graph, works: Sequence[Work]) -> list[Merged]:
@@ -84,7 +86,8 @@ def _readable(work: Work) -> _Plan | None:
                 f"{members[0].key} and {member.key}",
                 next_step="put collectives of one kind, group, reduction, device and element type into a bucket",
             )
-    values = [_packed(member.start) for member in members]
+    transform = work.transform or (lambda node: node)
+    values = [transform(_packed(member.start)) for member in members]
     return _Plan(work, members, values)
 
 
@@ -119,10 +122,10 @@ def _apply(tx: Transaction, plans: Sequence[_Plan]) -> dict[_Plan, Merged]:
 
 
 def _gone(plan: _Plan) -> Iterator[Node]:
-    for member, value in zip(plan.members, plan.values, strict=True):
+    for member in plan.members:
         yield from (member.wait, member.start)
         (sent,) = member.collective.inputs
-        if sent is not value:
+        if sent is not _packed(member.start):
             yield sent
 
 
