@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from counterpoint.ir import packing
 from tests.support.worker import pack, unpack
 
 
@@ -58,6 +59,9 @@ class _Pickler(pickle.Pickler):
 
 def _packet(qualified_name: str) -> Any:
     namespace, name = qualified_name.split("::")
+    if namespace == "counterpoint" and hasattr(packing.OPS, name):
+        # Read from here, so that a rank that has done nothing else yet has it registered.
+        return getattr(packing.OPS, name)
     return getattr(getattr(torch.ops, namespace), name)
 
 

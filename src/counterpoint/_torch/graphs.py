@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,11 +24,11 @@ class NameLog:
     def __init__(self, graph: Graph) -> None:
         self._names = graph._graph_namespace
         self._counters = self._names._base_count
-        self._names._base_count = _Counters({}, self._counters)  # type: ignore[assignment]
+        self._names._base_count = self._new = _Counters(self._counters)
 
     def keep(self) -> None:
         """Make the new names permanent."""
-        self._counters.update(self._names._base_count.maps[0])  # type: ignore[attr-defined]
+        self._counters.update(self._new)
         self._names._base_count = self._counters
 
     def drop(self, made: Iterable[Node]) -> None:
@@ -40,10 +39,19 @@ class NameLog:
         self._names._base_count = self._counters
 
 
-class _Counters(ChainMap[str, int]):
+class _Counters(dict[str, int]):
+    """New counters over old ones; a count that nobody has is 0."""
+
+    def __init__(self, old: dict[str, int]) -> None:
+        super().__init__()
+        self._old = old
+
     def __missing__(self, key: str) -> int:
         # The counters were a defaultdict in some versions.
-        return 0
+        return self._old.get(key, 0)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else self._old.get(key, default)
 
 
 def place_of(node: Node) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -113,6 +115,32 @@ def _each_scaled(mode: FakeTensorMode, values: Any, by: Any) -> Any:
     return _each(mode, values) if kept else None
 
 
+def _reshape(mode: FakeTensorMode, value: Any, shape: Any) -> Any:
+    """A view of what lies in row-major order."""
+    if not _row_major(value, mode) or not value.numel() or value.stride() != _strides(value.shape):
+        return None
+    shape = _without_unknown(shape, value.numel())
+    if shape is None:
+        return None
+    meta = torch.empty((0,), dtype=value.dtype, device="meta")
+    meta.set_(value.untyped_storage(), value.storage_offset(), shape, _strides(shape))
+    return fake_tensor(mode, meta, value.fake_device)
+
+
+def _without_unknown(shape: Sequence[Any], numel: int) -> list[int] | None:
+    """The shape with what is written as -1 filled in; None where it is not a shape of so many elements."""
+    if not all(type(size) is int for size in shape):
+        return None
+    known = prod(size for size in shape if size != -1)
+    sizes = [numel // known if size == -1 and known else size for size in shape]
+    return sizes if shape.count(-1) <= 1 and prod(sizes) == numel and min(sizes, default=1) > 0 else None
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = accumulate(reversed(shape[1:]), operator.mul, initial=1) if shape else ()
+    return tuple(strides)[::-1]
+
+
 def _new(mode: FakeTensorMode, like: FakeTensor, shape: Sequence[int]) -> Tensor:
     return fake_tensor(mode, torch.empty(shape, dtype=like.dtype, device="meta"), like.fake_device)
 
@@ -120,10 +148,12 @@ def _new(mode: FakeTensorMode, like: FakeTensor, shape: Sequence[int]) -> Tensor
 _BY_SIZE: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         ATEN.cat.default: _cat,
+        ATEN.reshape.default: _reshape,
+        ATEN.view.default: _reshape,
         ATEN._foreach_div.Scalar: _each_scaled,
         ATEN._foreach_mul.Scalar: _each_scaled,
         C10D.all_reduce_coalesced.default: _each,
     }
 )
-"""Operators on lists whose meta kernels are slow themselves: what they return is a matter of sizes. None where it is
-not as simple as that."""
+"""Operators whose result is a matter of sizes, where their meta kernels are slow or there are very many of them. None
+where it is not as simple as that."""

@@ -70,7 +70,9 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "a later collective of the same group needs the result, so it is no final gradient",
             "merge it with bucket-all-reduce",
         ),
-        "no-coalesced-form": Reason("torch has no coalesced form of the operator", "use mode functional"),
+        "no-coalesced-form": Reason(
+            "there is no coalesced form of the operator, or none for this element type", "use mode functional"
+        ),
         "gathered-memory": Reason(
             "gathering it together with others would keep more memory alive than is allowed",
             "raise max-gathered-mb",

@@ -47,7 +47,9 @@ class UndoLog:
     ) -> Node:
         """A new call."""
         with self.graph.inserting_before(before):
-            node = self.graph.create_node("call_function", target, args, dict(kwargs), name=name)
+            node = self.graph.create_node("call_function", target, name=name)
+        # Given at once, fx would walk through the arguments twice.
+        _assign(node, args, kwargs)
         self.made[node] = None
         self._back.append(lambda: self.graph.erase_node(node))
         self._mark()

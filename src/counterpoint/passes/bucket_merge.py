@@ -101,8 +101,11 @@ def _coalesced(emit: GraphEmit, bucket: Bucket, values: Sequence[Node]) -> bodie
     """The coalesced operator takes the first member's arguments after the payload: members agree in all of them."""
     spec = bucket.members[0].collective.spec
     many = ops.form_of(spec, form=Form.FUNCTIONAL, coalesced=True)
-    if many is None:
-        raise EditRejected(Refusal("no-coalesced-form", bucket.members[0].start.name, spec.name), emit.tx.why)
+    dtype = bucket.members[0].collective.sent.dtypes[0]
+    # Gloo gathers complex numbers one by one only.
+    if many is None or (spec.kind is Kind.ALL_GATHER and dtype.is_complex):
+        what = f"{spec.name} of {dtype}"
+        raise EditRejected(Refusal("no-coalesced-form", bucket.members[0].start.name, what), emit.tx.why)
     given = [ops.argument(bucket.members[0].start, name) for name in ops.arguments_after_payload(spec)]
     # The coalesced operators keep the strides of what they are given, where the single ones lay it out anew.
     return bodies.coalesced(emit, [emit.contiguous(value) for value in values], ops.overload_of(many), *given)

@@ -55,7 +55,7 @@ class _BucketPass(Pass):
 
     def run(self, context: PassContext) -> None:
         """Plan, then merge."""
-        view = GraphView.of(context.graph)
+        view = context.editor.view()
         plan = plan_buckets(view, self._sized(context, view), partial(self.bound, view))
         for start, refusal in plan.refusals:
             context.ledger.left_alone(start, refusal)
@@ -109,7 +109,9 @@ class BucketAllGather(_BucketPass):
     contract: ClassVar[Contract] = Contract(provides=frozenset({"bucketed-all-gather"}))
     kind: ClassVar[Kind] = Kind.ALL_GATHER
 
-    multi_dtype: bool = option(False, help="let gathers of different element types share a bucket, as bytes")
+    multi_dtype: bool = option(
+        False, help="let gathers of different element types share a bucket, as bytes; not coalesced"
+    )
     max_gathered_mb: float | None = option(
         None, help="most gathered memory that buckets may keep alive at once", unit="MB", minimum=0.0
     )
@@ -121,7 +123,7 @@ class BucketAllGather(_BucketPass):
 
     def rules(self) -> BucketRules:
         """Gathers only move data, so types may mix."""
-        return replace(super().rules(), multi_dtype=self.multi_dtype)
+        return replace(super().rules(), multi_dtype=self.multi_dtype and self.mode is not BucketMode.COALESCED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +193,10 @@ class BucketAllToAll(_BucketPass):
     contract: ClassVar[Contract] = Contract(provides=frozenset({"bucketed-all-to-all"}))
     kind: ClassVar[Kind] = Kind.ALL_TO_ALL
 
-    multi_dtype: bool = option(False, help="let exchanges of different element types share a bucket, as bytes")
+    multi_dtype: bool = option(
+        False, help="let exchanges of different element types share a bucket, as bytes; not coalesced"
+    )
 
     def rules(self) -> BucketRules:
         """Exchanges only move data, so types may mix."""
-        return replace(super().rules(), multi_dtype=self.multi_dtype)
+        return replace(super().rules(), multi_dtype=self.multi_dtype and self.mode is not BucketMode.COALESCED)

@@ -53,7 +53,7 @@ class DedupCollectives(Pass):
 
     def run(self, context: PassContext) -> None:
         """Find all, then take them out in one transaction."""
-        view = GraphView.of(context.graph)
+        view = context.editor.view()
         search = _Search(view, None if self.max_held_mb is None else int(self.max_held_mb * MB))
         for start in view.starts:
             block = get_comm_block(start)
