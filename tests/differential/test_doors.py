@@ -1,4 +1,4 @@
-"""Inductor's names on real gloo ranks: what its modes emit through our doors computes what the single collectives do."""
+"""Inductor's names on real gloo ranks: whatever a door emits computes what the single collectives did."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class BucketAllGather(_BucketPass):
     Does: gathers of one group travel side by side in one tensor; the gathered tensor is taken apart behind the wait.
 
     Fires when: two or more gathers of one group and device do not depend on each other and fit under the cap; of one
-    element type, or of any with multi-dtype, where they travel as bytes.
+    element type, or of any with multi-dtype, where they travel as bytes; not with mode=coalesced, which packs nothing.
 
     Before and after:
 
