@@ -67,8 +67,6 @@ class Call:
     nbytes: tuple[int, ...]
     """Of each tensor as a whole: what a gather receives and what a reduce-scatter is given."""
     dtypes: tuple[torch.dtype, ...]
-    rows: tuple[int, ...]
-    """Of each tensor that is sent."""
     ranks: tuple[int, ...]
     device_type: str
     reduce_op: str = "sum"

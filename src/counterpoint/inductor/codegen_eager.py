@@ -17,6 +17,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from counterpoint.inductor.account import Account, in_compiled_autograd
 from counterpoint.inductor.agreement import first_call
+from counterpoint.inductor.capabilities import ASSEMBLIES
 from counterpoint.inductor.groups import collectives, graph_modules, live_groups
 from counterpoint.inductor.guard import PassRun, run_guarded
 from counterpoint.inductor.plan import Plan
@@ -53,9 +54,10 @@ def _run_passes(gm: GraphModule, example_inputs: Sequence[Any], *, plan: Plan, r
     starts = collectives(gm)
     account = Account.open(plan, role, len(starts))
     groups = live_groups(starts)
+    found = ASSEMBLIES.table(plan, groups, starts)
     run = PassRun(role)
     for module in graph_modules(gm):
-        run_guarded(module.graph, plan, groups, run)
+        run_guarded(module.graph, plan, groups, run, found)
     # The boxed form takes its inputs in a list and empties it, so that activations die when last used.
     gm.graph.set_codegen(_BoxedCodeGen())
     for module in graph_modules(gm):

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from counterpoint.inductor.account import Account, in_compiled_autograd
 from counterpoint.inductor.agreement import first_call
+from counterpoint.inductor.capabilities import ASSEMBLIES
 from counterpoint.inductor.fences import values_now
 from counterpoint.inductor.graph_pass import CounterpointPass, user_passes
 from counterpoint.inductor.groups import collectives, graph_modules, layout, live_groups
@@ -83,7 +84,8 @@ class GraphCompiler:
         account = Account.open(self.plan, role, len(starts))
         groups = live_groups(starts)
         before = user_passes(self.user_pass)
-        ours = CounterpointPass(self.plan, before, groups, layout(groups), role)
+        found = ASSEMBLIES.table(self.plan, groups, starts)
+        ours = CounterpointPass(self.plan, before, groups, layout(groups), role, found)
         idle = not starts and not before
         forget_mesh_hashes(example_inputs)
         claim(gm)
@@ -129,7 +131,7 @@ class GraphCompiler:
         run = PassRun(ours.run.name)
         for module in graph_modules(gm):
             copied = GraphModule(module, copy.deepcopy(module.graph))
-            run_guarded(copied.graph, plan, ours.groups, run)
+            run_guarded(copied.graph, plan, ours.groups, run, ours.capabilities)
         return run, "recomputed"
 
 

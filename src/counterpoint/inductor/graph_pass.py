@@ -9,6 +9,7 @@ from typing import Any
 from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
+from counterpoint.cost.capabilities import CapabilityTable
 from counterpoint.inductor.guard import PassRun, run_guarded
 from counterpoint.inductor.plan import Plan
 from counterpoint.ir.groups import GroupTable
@@ -39,11 +40,13 @@ class CounterpointPass(custom_graph_pass.CustomGraphPass):
         groups: GroupTable | None = None,
         layout: str = "",
         role: str = "graph",
+        capabilities: CapabilityTable | None = None,
     ) -> None:
         self.plan = plan
         self.before = before
         self.groups = groups if groups is not None else GroupTable()
         self.layout = layout
+        self.capabilities = capabilities if capabilities is not None else CapabilityTable()
         self.run = PassRun(role)
 
     def __call__(self, graph: Graph) -> None:
@@ -51,14 +54,15 @@ class CounterpointPass(custom_graph_pass.CustomGraphPass):
             if _INFERENCE_AWARE is not None and isinstance(theirs, _INFERENCE_AWARE):
                 theirs = functools.partial(theirs, is_inference=self.run.name == "inference")
             theirs(graph)
-        run_guarded(graph, self.plan, self.groups, self.run)
+        run_guarded(graph, self.plan, self.groups, self.run, self.capabilities)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CounterpointPass:
         # Torch copies settings freely; a copy would leave its report where nobody looks.
         return self
 
     def uuid(self) -> Any | None:
-        """Part of the cache key: our code and options, the shape of the groups, and the user's passes.
+        """Part of the cache key: our code and options, the shape of the groups, what their
+        ranks can do with each other, and the user's passes.
 
         None, so no caching at all, where one of the passes cannot say what identifies it.
         """
@@ -70,4 +74,4 @@ class CounterpointPass(custom_graph_pass.CustomGraphPass):
             theirs.append(identity)
         if self.plan.identity is None:
             return None
-        return ("counterpoint", self.plan.identity, self.layout, *theirs)
+        return ("counterpoint", self.plan.identity, self.layout, self.capabilities.text, *theirs)

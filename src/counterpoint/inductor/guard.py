@@ -10,6 +10,7 @@ import torch
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, GraphModule
 
+from counterpoint.cost.capabilities import CapabilityTable
 from counterpoint.errors import ContractError, GroupError, OptionError
 from counterpoint.inductor.faults import save_fault
 from counterpoint.inductor.plan import Plan
@@ -50,7 +51,9 @@ class PassRun:
         return f"{self.name}.{len(self.reports)}" if self.reports else self.name
 
 
-def run_guarded(graph: Graph, plan: Plan, groups: GroupTable, run: PassRun) -> None:
+def run_guarded(
+    graph: Graph, plan: Plan, groups: GroupTable, run: PassRun, capabilities: CapabilityTable | None = None
+) -> None:
     """Run the passes on a graph, in place. After a fault the graph is as it was, and report and log say so."""
     if not any(ops.is_collective(node) for node in graph.nodes):
         return
@@ -73,6 +76,7 @@ def run_guarded(graph: Graph, plan: Plan, groups: GroupTable, run: PassRun) -> N
             name=run.next_name(),
             topology=plan.cost_model.links,
             cost_model=plan.cost_model,
+            capabilities=capabilities if capabilities is not None else CapabilityTable(),
         )
     except Exception as error:
         if isinstance(error, USER_ERRORS) or plan.options.on_error == "raise":

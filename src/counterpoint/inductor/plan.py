@@ -22,7 +22,11 @@ from counterpoint.inductor.request import Request
 from counterpoint.options import CompileOptions
 from counterpoint.passes.contract import provided_by
 from counterpoint.passes.pipeline import Pipeline
-from counterpoint.runtime import shared_memory  # noqa: F401  registers operators that passes emit
+from counterpoint.runtime import (  # noqa: F401  registers operators that passes emit
+    hierarchical,
+    shared_memory,
+    symmetric_collectives,
+)
 from counterpoint.runtime.measure import LINKS
 from counterpoint.runtime.pipelined import operators  # noqa: F401  what passes emit can be run
 
@@ -45,6 +49,8 @@ class Plan:
     """For the records."""
     cost_model: CostModel
     """What things take, with the links that were measured before this compile; the same on all ranks."""
+    provided: frozenset[str] = frozenset()
+    """What the passes of the pipeline provide."""
     notes: tuple[str, ...] = ()
     """Where what is in force is not what was asked for."""
 
@@ -91,6 +97,7 @@ def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
         identity=identity,
         in_force=in_force,
         cost_model=cost_model,
+        provided=provided,
         notes=notes,
     )
 

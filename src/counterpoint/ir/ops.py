@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from counterpoint._torch import Formal, OpOverload, formals, register_operators
 from counterpoint.errors import GraphError
-from counterpoint.ir import shared_memory  # noqa: F401  registers operators of the table
+from counterpoint.ir import hierarchical, shared_memory  # noqa: F401  register operators of the table
 
 
 class Kind(Enum):
@@ -94,7 +94,7 @@ def _symm(name: str, kind: Kind, **fields: Any) -> OpSpec:
     return OpSpec(name=f"symm_mem::{name}", kind=kind, **({"waits": False} | fields))
 
 
-def _pipelined(name: str, kind: Kind, **fields: Any) -> OpSpec:
+def _ours(name: str, kind: Kind, **fields: Any) -> OpSpec:
     return OpSpec(name=f"counterpoint::{name}", kind=kind, waits=False, **fields)
 
 
@@ -223,11 +223,11 @@ _ROWS: tuple[OpSpec, ...] = (
     _symm("fused_all_gather_scaled_matmul", Kind.GATHER_MATMUL, payload=("A",)),
     _symm("fused_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("A",), **_REDUCES),
     _symm("fused_scaled_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("A",), **_REDUCES),
-    _pipelined("all_gather_matmul", Kind.GATHER_MATMUL, payload=("shard",), **_SIZED),
-    _pipelined("all_gather_scaled_matmul", Kind.GATHER_MATMUL, payload=("shard", "shard_scale"), **_SIZED),
-    _pipelined("matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("lefts", "rights"), **_REDUCES, **_SIZED),
-    _pipelined("scaled_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("lefts", "rights"), **_REDUCES, **_SIZED),
-    _pipelined("matmul_all_reduce", Kind.MATMUL_REDUCE, payload=("lefts", "rights"), **_REDUCES),
+    _ours("all_gather_matmul", Kind.GATHER_MATMUL, payload=("shard",), **_SIZED),
+    _ours("all_gather_scaled_matmul", Kind.GATHER_MATMUL, payload=("shard", "shard_scale"), **_SIZED),
+    _ours("matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("lefts", "rights"), **_REDUCES, **_SIZED),
+    _ours("scaled_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("lefts", "rights"), **_REDUCES, **_SIZED),
+    _ours("matmul_all_reduce", Kind.MATMUL_REDUCE, payload=("lefts", "rights"), **_REDUCES),
     # Views of peers' buffers and one-sided copies.
     _symm("get_remote_tensors", Kind.PEER_MEMORY, payload=("x",)),
     _symm("nvshmem_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),
@@ -254,6 +254,10 @@ _ROWS: tuple[OpSpec, ...] = (
     _shared("all_gather_out", Kind.ALL_GATHER, **_SIZED, **_INTO_OUT),
     _shared("reduce_scatter", Kind.REDUCE_SCATTER, **_REDUCES, **_SIZED),
     _shared("reduce_scatter_out", Kind.REDUCE_SCATTER, **_REDUCES, **_SIZED, **_INTO_OUT),
+    # Inside the hosts and across them (ir/hierarchical.py).
+    _ours("hierarchical_all_reduce", Kind.ALL_REDUCE, **_REDUCES),
+    _ours("hierarchical_all_gather", Kind.ALL_GATHER, **_SIZED),
+    _ours("hierarchical_reduce_scatter", Kind.REDUCE_SCATTER, **_REDUCES, **_SIZED),
 )
 
 TABLE: Mapping[str, OpSpec] = MappingProxyType({row.name: row for row in _ROWS})

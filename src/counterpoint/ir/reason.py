@@ -146,6 +146,22 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "measure the links with counterpoint.calibrate_links, or name the topology, if the costs are wrong",
         ),
         "memory-cap": Reason("the plan would need more memory than is allowed", "raise max-extra-mb or memory-cap-mb"),
+        "not-probed": Reason(
+            "nobody has found out what the ranks of the group can do with each other",
+            "compile with agreement_s set, on ranks that all come to the compile",
+        ),
+        "no-other-form": Reason("the library's form of the collective is the only one there is", "none is needed"),
+        "other-form-lacking": Reason(
+            "every other form of the collective lacks something here", "see what is said of each form"
+        ),
+        "library-best": Reason(
+            "by what the costs say, the library is as quick as any other form",
+            "measure the links with counterpoint.calibrate_links, if the costs are wrong",
+        ),
+        "lowered-already": Reason("the collective has been given its form before", "none is needed"),
+        "unknown-group": Reason(
+            "the ranks of the group are not known while compiling", "name a process group that exists"
+        ),
         "no-pass": Reason("no pass of the pipeline handles this collective", "add a pass that does"),
         "pass-failed": Reason("a pass failed and was undone", "look at the pass's error, or leave the pass out"),
         "invalid-graph": Reason(

@@ -14,23 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_REDUCED = "Tensor input, str reduce_op, str group_name"
+REDUCED = "Tensor input, str reduce_op, str group_name"
 _WRITTEN = "Tensor(a!) input, str reduce_op, str group_name"
-_GATHERED = "Tensor input, int group_size, str group_name"
-_SCATTERED = "Tensor input, str reduce_op, int group_size, str group_name"
+GATHERED = "Tensor input, int group_size, str group_name"
+SCATTERED = "Tensor input, str reduce_op, int group_size, str group_name"
 _OUT = "*, Tensor(a!) out"
 
 
-def _like(input: Tensor, *_: Any) -> Tensor:
+def like(input: Tensor, *_: Any) -> Tensor:
+    """The fake result of an all-reduce."""
     return input.new_empty(input.shape)
 
 
-def _gathered(input: Tensor, group_size: int, group_name: str) -> Tensor:
+def gathered(input: Tensor, group_size: int, group_name: str) -> Tensor:
+    """The fake result of a gather."""
     rows = input.shape[0] if input.dim() else 1
     return input.new_empty((rows * group_size, *input.shape[1:]))
 
 
-def _scattered(input: Tensor, reduce_op: str, group_size: int, group_name: str) -> Tensor:
+def scattered(input: Tensor, reduce_op: str, group_size: int, group_name: str) -> Tensor:
+    """The fake result of a reduce-scatter."""
     return input.new_empty((input.shape[0] // group_size, *input.shape[1:]))
 
 
@@ -54,12 +57,12 @@ def _forms(
 
 _OPERATORS: Mapping[str, tuple[str, Callable[..., Tensor]]] = MappingProxyType(
     {
-        **_forms("shm_all_reduce", _REDUCED, _like, _WRITTEN),
-        **_forms("shm_one_shot_all_reduce", _REDUCED, _like, _WRITTEN),
-        **_forms("shm_two_shot_all_reduce", _REDUCED, _like, _WRITTEN),
-        **_forms("shm_multicast_all_reduce", _REDUCED, _like, _WRITTEN),
-        **_forms("shm_all_gather", _GATHERED, _gathered),
-        **_forms("shm_reduce_scatter", _SCATTERED, _scattered),
+        **_forms("shm_all_reduce", REDUCED, like, _WRITTEN),
+        **_forms("shm_one_shot_all_reduce", REDUCED, like, _WRITTEN),
+        **_forms("shm_two_shot_all_reduce", REDUCED, like, _WRITTEN),
+        **_forms("shm_multicast_all_reduce", REDUCED, like, _WRITTEN),
+        **_forms("shm_all_gather", GATHERED, gathered),
+        **_forms("shm_reduce_scatter", SCATTERED, scattered),
     }
 )
 
@@ -72,3 +75,27 @@ for _name, (_schema, _fake) in _OPERATORS.items():
 
 OPS = torch.ops.counterpoint
 """The operators: `OPS.shm_all_reduce.default` and so on."""
+
+
+# -- for code generators: the forms that write, without a result, since inductor generates no call whose result lies in
+# -- an argument's memory
+
+VOID: Mapping[str, str] = MappingProxyType({name: f"{name}void" for name in NAMES.values() if name.endswith("_")})
+"""By the name of an operator that works in place: the one that does so and returns nothing."""
+
+
+def _void(name: str) -> Callable[..., None]:
+    def run(input: Tensor, *arguments: Any) -> None:
+        getattr(OPS, name)(input, *arguments)
+
+    return run
+
+
+def _nothing(input: Tensor, *arguments: Any) -> None:
+    return None
+
+
+for _name, _twin in VOID.items():
+    torch.library.define(_twin, f"({_WRITTEN}) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake(_twin, _nothing)
+    torch.library.impl(_twin, "CompositeExplicitAutograd", _void(_name.split("::")[1]))

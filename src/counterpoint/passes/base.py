@@ -17,6 +17,7 @@ from counterpoint.options import CompileOptions, fields
 from counterpoint.passes.contract import Contract
 
 if TYPE_CHECKING:
+    from counterpoint.cost.capabilities import CapabilityTable
     from counterpoint.cost.model import CostModel
     from counterpoint.ir.edit import GraphEditor
     from counterpoint.passes.book import PassPage
@@ -43,6 +44,8 @@ class PassContext:
     """What is known of the links; a `LinkTable`."""
     cost_model: CostModel | None = None
     """What things take, the same on all ranks; None where nobody has said anything of the cluster."""
+    capabilities: CapabilityTable | None = None
+    """What the ranks have found out that they can do with each other; None where there are no ranks to ask."""
 
     @property
     def graph(self) -> Graph:

@@ -122,9 +122,17 @@ class PassPage:
         """The collectives run in pieces, alternating with the work of a compute node."""
         self._say(nodes, VerdictKind.PIPELINED, with_)
 
-    def lowered(self, nodes: Node | Iterable[Node | str], to: str) -> None:
-        """The collectives were given another form or algorithm."""
-        self._say(nodes, VerdictKind.LOWERED, to)
+    def lowered(
+        self,
+        nodes: Node | Iterable[Node | str],
+        to: str,
+        *,
+        before_us: float | None = None,
+        after_us: float | None = None,
+    ) -> None:
+        """The collectives were given another form or algorithm; what the program waits for them, before and after."""
+        verdict = Verdict(kind=VerdictKind.LOWERED, by=self.by, partner=to, before_us=before_us, after_us=after_us)
+        self._write(nodes, verdict)
 
     def hidden(self, nodes: Node | Iterable[Node | str], behind: str) -> None:
         """The collectives run while the compute stream is busy with something else."""

@@ -52,11 +52,18 @@ class Verdict:
     """Where the user's code made the node in the way."""
     detail: str = ""
     hint: str = ""
+    before_us: float | None = None
+    """What the program was predicted to wait for what was lowered."""
+    after_us: float | None = None
+    """What it is predicted to wait now."""
 
     def __str__(self) -> str:
         if self.kind is VerdictKind.LEFT_ALONE:
             return f"left-alone: {self.code}" + (f" at {self.blocking}" if self.blocking else "")
-        return f"{self.kind.value} {_JOINED[self.kind]} {self.partner}" if self.partner else self.kind.value
+        said = f"{self.kind.value} {_JOINED[self.kind]} {self.partner}" if self.partner else self.kind.value
+        if self.before_us is None or self.after_us is None:
+            return said
+        return f"{said} ({self.before_us:.0f} -> {self.after_us:.0f} us)"
 
 
 @dataclass(frozen=True, kw_only=True)

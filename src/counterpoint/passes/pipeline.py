@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from counterpoint.cost.capabilities import CapabilityTable
 from counterpoint.cost.model import CostModel
 from counterpoint.errors import CounterpointError, PassError
 from counterpoint.ir import ops
@@ -100,6 +101,7 @@ def run_pipeline(
     given: Iterable[str] = (),
     topology: Any = None,
     cost_model: CostModel | None = None,
+    capabilities: CapabilityTable | None = None,
 ) -> PipelineReport:
     """Run the passes on the graph module, in place, and account for every collective in it.
 
@@ -107,7 +109,8 @@ def run_pipeline(
     go on, unless `on_error="raise"`. An invalid input graph is left as it is.
     """
     pipeline.check(given)
-    run = _Run(gm, options or CompileOptions(), groups or GroupTable(), name, topology, cost_model, frozenset(given))
+    options, groups = options or CompileOptions(), groups or GroupTable()
+    run = _Run(gm, options, groups, name, topology, cost_model, capabilities, frozenset(given))
     with _without_collection():
         return run.all(pipeline)
 
@@ -135,6 +138,7 @@ class _Run:
     name: str
     topology: Any
     cost_model: CostModel | None
+    capabilities: CapabilityTable | None
     standing: frozenset[str]
     """Facts provided so far."""
     permitted: frozenset[str] = field(default=frozenset(), init=False)
@@ -233,6 +237,7 @@ class _Run:
             ledger=self.book.page(item.text),
             topology=self.topology,
             cost_model=self.cost_model,
+            capabilities=self.capabilities,
         )
 
 

@@ -24,6 +24,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "bucket-reduce-scatter": "counterpoint.passes.bucketing:BucketReduceScatter",
         "dedup-collectives": "counterpoint.passes.dedup:DedupCollectives",
         "fuse-ddp": "counterpoint.passes.ddp_fusion:FuseDdp",
+        "lower-collectives": "counterpoint.passes.comm_lowering:LowerCollectives",
         "micro-pipeline-tp": "counterpoint.passes.micro_pipeline_tp:MicroPipelineTp",
         "print-graph": "counterpoint.passes.print_graph:PrintGraph",
         "schedule-overlap": "counterpoint.passes.overlap:ScheduleOverlap",

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from counterpoint._torch import backend_name
-from counterpoint.cost.capabilities import Capabilities, Capability, CapabilityTable, absent
+from counterpoint.cost.capabilities import Capabilities, Capability, absent
 from counterpoint.runtime import shared_memory
 from counterpoint.runtime.pretend import pretends
 from counterpoint.runtime.shared_memory.agree import host_identity
@@ -96,11 +96,10 @@ class Probes:
                 return found.capabilities
             return self.settle(group, device, probe(group, device))
 
-    def table(self) -> CapabilityTable:
-        """What is known of the groups that live."""
+    def knows(self, group: dist.ProcessGroup) -> bool:
+        """Whether the ranks of the group have probed before, for any kind of device."""
         with self._lock:
-            alive = {key: found.capabilities for key, found in self._found.items() if found.group() is not None}
-        return CapabilityTable(alive)
+            return any(found.group() is group for found in self._found.values())
 
     def settle(self, group: dist.ProcessGroup, device: torch.device, capabilities: Capabilities) -> Capabilities:
         """Use these from now on, on every rank of the group alike: for who knows better, and for comparisons."""

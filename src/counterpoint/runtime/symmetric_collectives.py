@@ -89,7 +89,6 @@ def prefers_two_shot(nbytes: int, ranks: int) -> bool:
         kind=Kind.ALL_REDUCE,
         nbytes=(nbytes,),
         dtypes=(torch.float32,),
-        rows=(nbytes,),
         ranks=tuple(range(ranks)),
         device_type="cuda",
     )

@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V
 
 from counterpoint._torch import OpOverload, formals
 from counterpoint.inductor.lowering.state import keep_in_flight, state_of
 from counterpoint.ir import ops
-from counterpoint.ir.ops import Form, Kind, OpSpec
+from counterpoint.ir.ops import Form, OpSpec
+from counterpoint.ir.shared_memory import VOID
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,15 @@ def lower_in_place(call: Call) -> Any:
     return call.values[call.spec.payload[0]]
 
 
+def lower_without_result(call: Call) -> Any:
+    """One of our operators over its input's buffer, by its form that returns nothing."""
+    call = call.prepared(contiguous)
+    namespace, name = VOID[call.spec.name].split("::")
+    args, kwargs = call.arguments()
+    ir.FallbackKernel.create(getattr(getattr(torch.ops, namespace), name).default, *args, **kwargs)
+    return call.values[call.spec.payload[0]]
+
+
 def lower_out(call: Call) -> Any:
     """A collective into a buffer that the caller gives."""
     call = call.prepared(contiguous)
@@ -153,7 +164,7 @@ def contiguous(value: Any) -> Any:
 
 
 def _is_plain_all_reduce(spec: OpSpec) -> bool:
-    return spec.kind is Kind.ALL_REDUCE and not spec.coalesced
+    return spec.name == "_c10d_functional::all_reduce_"
 
 
 def _started(call: Call, results: Any) -> None:

@@ -13,6 +13,7 @@ from counterpoint.inductor.lowering.forms import LOWER, Call, Lower
 from counterpoint.inductor.lowering.symmetric import IN_BUFFERS, lower_symmetric
 from counterpoint.ir import ops
 from counterpoint.ir.ops import Kind, OpSpec
+from counterpoint.ir.shared_memory import VOID
 
 Registered = Callable[..., Any]
 
@@ -33,7 +34,8 @@ def lowering_of(spec: OpSpec) -> Lower | None:
         return lower_symmetric
     if spec.name.startswith("_c10d_functional::") or spec.name in BESIDE:
         return BY_KIND.get(spec.kind) or LOWER[spec.form]
-    return None
+    # Our functional operators read their input where it lies and make a result, as inductor takes any operator to do.
+    return forms.lower_without_result if spec.name in VOID else None
 
 
 def comm_lowerings() -> dict[OpOverload, Registered]:

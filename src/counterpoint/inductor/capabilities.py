@@ -1,0 +1,86 @@
+"""What the ranks of a graph's groups can do with each other, found out before the graph is compiled.
+
+Finding out is a collective call, and a compile is none: one rank may compile where another has the code already. So the
+ranks first meet over the store, once for each group, at the compile of the first graph that communicates in it. All of
+them come there, since all run that graph; where one does not in time, nobody probes, and the group stays with the
+library. Code from the FX graph cache comes by here too, and what was found is part of its key.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from counterpoint._torch import process_group
+from counterpoint.cost.capabilities import Capabilities, CapabilityTable
+from counterpoint.inductor.plan import Plan
+from counterpoint.ir import metadata, ops
+from counterpoint.ir.groups import GroupTable, group_of
+from counterpoint.runtime.assembly import assemble
+from counterpoint.runtime.pretend import pretends
+from counterpoint.runtime.probe import PROBES, Probes
+
+ASKS = "lowered-collectives"
+"""What a pass provides that decides by capabilities."""
+
+
+class Assemblies:
+    """The groups whose ranks have met in this process, or have not."""
+
+    def __init__(self, probes: Probes = PROBES) -> None:
+        self._probes = probes
+        self._missed: dict[str, weakref.ref[dist.ProcessGroup]] = {}
+        self._lock = threading.RLock()
+
+    def table(self, plan: Plan, groups: GroupTable, starts: Sequence[Node]) -> CapabilityTable:
+        """The capabilities of a graph's groups; of none where no pass asks, or nobody is to be waited for."""
+        within_s = plan.options.agreement_s
+        if ASKS not in plan.provided or within_s is None or not dist.is_initialized() or pretends():
+            return CapabilityTable()
+        found: dict[tuple[str, str], Capabilities] = {}
+        with self._lock:
+            # In graph order, which is that of all ranks.
+            for name, device in dict.fromkeys(_asked(starts)):
+                group = process_group(name)
+                if len(groups[name]) > 1 and not pretends(group) and self._met(name, group, groups[name], within_s):
+                    # Compiling happens among tensors that only pretend.
+                    with _disable_current_modes():
+                        found[name, device.type] = self._probes.of(group, device)
+        return CapabilityTable(found)
+
+    def _met(self, name: str, group: dist.ProcessGroup, ranks: Sequence[int], within_s: float) -> bool:
+        if self._probes.knows(group):
+            return True
+        missed = self._missed.get(name)
+        if missed is not None and missed() is group:
+            return False
+        topic = f"{name}/{'-'.join(map(str, ranks))}"
+        if assemble(_store(), topic, ranks, dist.get_rank(), within_s):
+            return True
+        self._missed[name] = weakref.ref(group)
+        return False
+
+
+ASSEMBLIES = Assemblies()
+"""Those of this process."""
+
+
+def _asked(starts: Sequence[Node]) -> Iterator[tuple[str, torch.device]]:
+    for node in starts:
+        spec = ops.spec_of(node.target)
+        name = group_of(ops.argument(node, spec.group)).name if spec is not None and spec.group is not None else None
+        tensors = metadata.tensors_of(node) if metadata.has_value(node) else ()
+        if name is not None and tensors:
+            yield name, torch.device(tensors[0].device.type)
+
+
+def _store() -> Any:
+    return c10d._get_default_store()
