@@ -245,3 +245,34 @@ def _two_level_us(call: Call, nbytes: int, members: int, found: Capabilities, mo
     if call.kind is not Kind.REDUCE_SCATTER:
         inside += all_gather_us(nbytes / members, members, host)
     return across + inside
+
+
+def way_of(operator: str) -> Way | None:
+    """The way that one of our operators is, in any form; None for those that choose when they run, and for others."""
+    return _OPERATORS.get(operator.removesuffix("_out").removesuffix("_"))
+
+
+def operator_us(operator: str, call: Call, model: CostModel) -> float:
+    """What one of our operators takes, where it runs."""
+    way = way_of(operator)
+    if way is Way.HIERARCHICAL:
+        kind, ranks, device = call.kind, call.ranks, call.device_type
+        return model.collective_us(kind, call.total, ranks, device_type=device, algorithm=Algorithm.HIERARCHICAL)
+    tried = (way,) if way is not None else (Way.ONE_SHOT, Way.TWO_SHOT)
+    if call.device_type == "cpu":
+        size = len(call.ranks)
+        return min(shared_us(each, call.kind, call.total, size, host_memory(size, size)) for each in tried)
+    found = [us for each in tried if each in _ALGORITHMS and (us := peer_us(each, call, node_topology(model)))]
+    return min(found) if found else model.collective_us(call.kind, call.total, call.ranks)
+
+
+_OPERATORS: Mapping[str, Way] = {
+    "counterpoint::shm_one_shot_all_reduce": Way.ONE_SHOT,
+    "counterpoint::shm_two_shot_all_reduce": Way.TWO_SHOT,
+    "counterpoint::shm_multicast_all_reduce": Way.MULTICAST,
+    "counterpoint::shm_all_gather": Way.SHARED,
+    "counterpoint::shm_reduce_scatter": Way.SHARED,
+    "counterpoint::hierarchical_all_reduce": Way.HIERARCHICAL,
+    "counterpoint::hierarchical_all_gather": Way.HIERARCHICAL,
+    "counterpoint::hierarchical_reduce_scatter": Way.HIERARCHICAL,
+}

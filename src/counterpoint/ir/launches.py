@@ -19,6 +19,8 @@ UNEQUAL_SIZES = frozenset({Kind.ALL_TO_ALL})
 """Ranks may send different amounts, so sizes say nothing."""
 UNEQUAL_KINDS = frozenset({Kind.SEND, Kind.RECV, Kind.P2P_BATCH, Kind.WAIT})
 """What one rank does is not what the other does."""
+LIBRARY = ("_c10d_functional", "_dtensor")
+"""Ranks may use any of its forms; another way of communicating must be that of all."""
 ANY = "?"
 """Stands for a size that is a symbol on this rank, and perhaps a number on another."""
 
@@ -73,12 +75,19 @@ def _read(node: Node) -> Launch | None:
         return None
     return Launch(
         group=found.group.name,
-        kind=found.kind.value,
+        kind=found.kind.value
+        if found.spec.name.startswith(LIBRARY)
+        else f"{found.kind.value} by {_way(found.spec.name)}",
         reduce_op=found.reduce_op or "",
         tensors=tuple(_tensors(found.sent, sized=found.kind not in UNEQUAL_SIZES)),
         node=node.name,
         origins=origins_of(node),
     )
+
+
+def _way(operator: str) -> str:
+    """The operator, whether or not it works in place."""
+    return operator.removesuffix("_out").removesuffix("_")
 
 
 def _tensors(sent: Payload, *, sized: bool) -> Iterator[str]:

@@ -15,14 +15,13 @@ from torch.fx import Graph, Node
 from counterpoint.cost.fused import FUSED, fused_work, overlapped_us
 from counterpoint.cost.model import CostModel, collective_bytes
 from counterpoint.cost.network import Algorithm
-from counterpoint.cost.shared_memory import one_shot_us, two_shot_us
+from counterpoint.cost.ways import Call, operator_us
 from counterpoint.errors import CounterpointError
-from counterpoint.ir import ops
+from counterpoint.ir import hierarchical, ops, shared_memory
 from counterpoint.ir.alias import waits_of
 from counterpoint.ir.collective import Collective, read_collective
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.ops import Kind
-from counterpoint.ir.shared_memory import NAMES
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,18 @@ def _start(node: Node, model: CostModel, groups: GroupTable) -> Work:
         return _fused(node, collective.kind, model, ranks)
     nbytes = collective_bytes(collective)
     known, size, kind = nbytes is not None, nbytes or 0, collective.kind.value
-    if collective.spec.name in HOST_MEMORY:
-        us = min(one_shot_us(size, len(ranks)), two_shot_us(size, len(ranks)))
-        return Work(node, compute_us=us, kind=kind, nbytes=size, known=known)
     device = collective.sent.devices[0].type if collective.sent.devices else None
+    if collective.spec.name in OURS:
+        call = Call(
+            kind=collective.kind,
+            nbytes=(size,),
+            dtypes=collective.sent.dtypes,
+            ranks=tuple(ranks),
+            device_type=device or model.device_type,
+        )
+        return Work(
+            node, compute_us=operator_us(collective.spec.name, call, model), kind=kind, nbytes=size, known=known
+        )
     algorithm = _FORCED.get(collective.spec.name)
     us = model.collective_us(collective.kind, size, ranks, device_type=device, algorithm=algorithm)
     if not collective.spec.waits:
@@ -126,5 +133,5 @@ _FORCED: Mapping[str, Algorithm] = MappingProxyType(
 )
 """Operators that are one algorithm, where the others leave the choice to a library."""
 
-HOST_MEMORY = frozenset(NAMES.values())
-"""Operators between the ranks of one host, in memory that they share."""
+OURS = frozenset({*shared_memory.NAMES.values(), *hierarchical.NAMES.values()})
+"""Operators in memory that ranks share, or by hosts: complete when they return."""

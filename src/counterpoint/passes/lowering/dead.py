@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from counterpoint._torch import FakeTensor, is_constant_sized
-from counterpoint.ir import effects, metadata
+from counterpoint.ir import effects, metadata, ops
 from counterpoint.ir.alias import waits_of
 from counterpoint.ir.effects import Effect
 from counterpoint.ir.view import GraphView
@@ -25,6 +25,8 @@ def dies_at(view: GraphView, tensor: Node, start: Node, anchor: Node) -> bool:
         return False
     last = view.index(anchor)
     users = {user for member in members if member not in own for user in member.users}
+    # What another collective sends must stay as it is until that one's wait.
+    users |= {wait for user in users if ops.is_collective(user) for wait in waits_of(user)}
     return all(user in own or (user.op != "output" and view.index(user) < last) for user in users)
 
 
