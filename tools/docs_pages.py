@@ -74,6 +74,9 @@ THEMES: Mapping[str, tuple[str, ...]] = {
         "scatter-form", "pieces", "not-elementwise", "gathered-operand", "other-operand-gathered", "matmul-form",
         "scale-form", "matmul-taken", "product-used", "unlike-products", "scattered-product", "layout",
     ),
+    "Giving it another form": (
+        "not-probed", "no-other-form", "other-form-lacking", "library-best", "lowered-already", "unknown-group",
+    ),
     "Hiding it": ("nothing-to-hide-behind", "no-gain", "memory-cap"),
     "What would have changed results or order": ("rounding", "hazard-order", "use-before-made", "graph-form"),
     "The graph or the pipeline": (

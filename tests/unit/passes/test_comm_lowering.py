@@ -109,6 +109,12 @@ def test_coalesced_collectives_are_taken_apart(b: GraphBuilder) -> None:
     assert verdict.kind.value == "lowered"
 
 
+def test_what_one_collective_gives_another_may_send(b: GraphBuilder) -> None:
+    first = b.all_reduce(b.call(ATEN.exp.default, b.input("x", (4, 4))), group="tp")
+    gm, _ = lower(b, b.all_gather(b.all_reduce(first, "max", group="tp"), group="tp"))
+    assert calls(gm) == ["exp", "shm_one_shot_all_reduce_", "shm_one_shot_all_reduce_", "shm_all_gather"]
+
+
 def test_large_sums_take_two_shots() -> None:
     b = GraphBuilder({"tp": range(4)})
     gm, _ = lower(b, b.all_reduce(b.input("x", (1 << 16,)), group="tp"), verify="full")

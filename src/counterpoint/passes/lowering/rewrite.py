@@ -133,7 +133,7 @@ def _replace_start(tx: Transaction, plan: Lowered) -> None:
 def _with_waits(tx: Transaction, plan: Lowered) -> None:
     """One start for each tensor, waited for where the old one was."""
     collective = plan.candidate.block.collective
-    for given, result in zip(collective.inputs, collective.results, strict=True):
+    for given, result in zip(_inputs(plan), collective.results, strict=True):
         args, kwargs = _arguments(plan, given)
         made = tx.call(plan.overload, args, kwargs, before=plan.anchor, like=collective.start, meta=_meta(plan))
         _check_same(tx, plan, [(result.value, made)])
@@ -145,7 +145,7 @@ def _without_waits(tx: Transaction, plan: Lowered) -> None:
     """One call for each tensor, complete when it returns; the waits go."""
     collective = plan.candidate.block.collective
     mapping: dict[Node, Node] = {}
-    for given, result in zip(collective.inputs, collective.results, strict=True):
+    for given, result in zip(_inputs(plan), collective.results, strict=True):
         args, kwargs = _arguments(plan, given)
         made = tx.call(plan.overload, args, kwargs, before=plan.anchor, like=collective.start, meta=_meta(plan))
         (wait,) = result.waits
@@ -153,6 +153,12 @@ def _without_waits(tx: Transaction, plan: Lowered) -> None:
         mapping[wait] = made
     tx.replace(mapping)
     _erase_start(tx, plan, waits=True)
+
+
+def _inputs(plan: Lowered) -> tuple[Node, ...]:
+    """What is sent, as the graph is now: where that was the result of another one, it may be another node."""
+    collective = plan.candidate.block.collective
+    return ops.tensors(collective.start, collective.spec.payload)
 
 
 def _meta(plan: Lowered) -> dict[str, Any]:
