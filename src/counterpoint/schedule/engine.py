@@ -26,9 +26,8 @@ class Policy:
     room: float = 1.0
     """The part of the room for memory that may be used."""
     caution: float = 1.0
-    """Reductions are waited for early only when they have been over for this many times their length, gathers start
-    that much earlier than they must, and a channel is given that much more to do than the next step is expected to
-    take, with one of its longest gathers on top. Estimates are wrong at times; that much error costs nothing."""
+    """Reductions are waited for early only when they have been over for this many times their length, and gathers
+    start that much earlier than they must. Estimates are wrong at times; this is what an error may cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,6 @@ class _Run:
         count, end = len(problem.transfers), len(problem.steps_us) + 1
         self.latest_us = keys.latest_starts(problem)
         self.reserve_us = keys.reserves(problem, policy.caution)
-        self.ahead_us = keys.longest_gathers(problem)
         self.channels: dict[str, _Channel] = {transfer.channel: _Channel() for transfer in problem.transfers}
         self.by_after = _by_step([transfer.after for transfer in self.transfers], end)
         self.by_use = _by_step([transfer.first_use for transfer in self.transfers], end)
@@ -127,10 +125,9 @@ class _Run:
         )
 
     def _keep_busy(self, step_us: float) -> None:
-        """Give every channel work until the next step has run, also where that takes longer than expected."""
-        for name, channel in self.channels.items():
-            ahead_us = self.policy.caution * (step_us + self.ahead_us.get(name, 0.0))
-            while (number := self._choose(channel, self.now_us + step_us + ahead_us)) is not None:
+        """Give every channel work until the next step has run."""
+        for channel in self.channels.values():
+            while (number := self._choose(channel, self.now_us + step_us)) is not None:
                 self._launch(number)
 
     def _choose(self, channel: _Channel, until_us: float) -> int | None:

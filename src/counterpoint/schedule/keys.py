@@ -41,15 +41,6 @@ def reserves(problem: Problem, caution: float) -> tuple[float, ...]:
     )
 
 
-def longest_gathers(problem: Problem) -> dict[str, float]:
-    """What the longest gather of each channel takes."""
-    longest: dict[str, float] = {}
-    for transfer in problem.transfers:
-        if transfer.grows:
-            longest[transfer.channel] = max(longest.get(transfer.channel, 0.0), transfer.network_us)
-    return longest
-
-
 def urgency(transfer: Transfer, number: int, latest_us: tuple[float, ...]) -> tuple[float, int]:
     """The order on a channel: what is due first goes first; of equally urgent ones the one that stands first."""
     return (latest_us[number] if transfer.grows else float(transfer.first_use), number)
