@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -88,8 +91,36 @@ def _first_sentence(path: Path) -> str:
 
 
 def run(folder: Path, names: Sequence[str], full: bool) -> int:
-    """Run them; their tables go straight to the terminal. The exit code is that of the runner."""
+    """Run them; their tables go straight to the terminal. The exit code is that of the runner.
+
+    Nothing that they start outlives this call, however it ends.
+    """
     command = [sys.executable, str(folder / Path(RUNNER).name), *names, *(["--full"] if full else [])]
     # Scripts of a checkout also use what lies beside `benchmarks`.
     path = os.pathsep.join(filter(None, [str(folder.parent), os.environ.get("PYTHONPATH", "")]))
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+    # A group of its own, which Ctrl-C does not reach: it is ended from here, with all that it has started.
+    child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
+    with _ending_on_terminate():
+        try:
+            return child.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+@contextlib.contextmanager
+def _ending_on_terminate() -> Iterator[None]:
+    """Let a polite request to end unwind like Ctrl-C does."""
+
+    def end(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

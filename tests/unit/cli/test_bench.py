@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from counterpoint.cli import bench as command
 from counterpoint.cli import main
+from tests.unit.cli.test_processes import gone
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,6 +42,33 @@ def test_chosen_benchmarks_run_in_processes_of_their_own(monkeypatch: pytest.Mon
     monkeypatch.setattr(command, "benchmark_folder", lambda: tmp_path)
     assert run("one", "--full").exit_code == 3
     assert run().exit_code == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "run.py").write_text(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(os.getpid(), child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    code = (
+        "import importlib; from pathlib import Path; from counterpoint.cli import main;"
+        "module = importlib.import_module('counterpoint.cli.bench');"
+        f"module.benchmark_folder = lambda: Path({str(tmp_path)!r}); module.described = lambda _: {{'one': ''}};"
+        "main(['bench'])"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.send_signal(how)
+    assert parent.wait(timeout=60) == {signal.SIGINT: 130, signal.SIGTERM: 143}[how]
+    parent.stdout.close()
+    assert all(gone(pid) for pid in pids)
 
 
 def test_an_installation_without_them_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -56,6 +56,29 @@ def test_json_is_all_of_standard_output_and_reads_back(saved: Path) -> None:
     assert [entry.facts.kind for entry in report.ledger] == ["all_reduce", "all_gather"]
 
 
+def test_the_fields_of_a_report_are_these(saved: Path) -> None:
+    found = json.loads(run("opt", saved, "--json", "--passes", "verify-graph").stdout)
+    assert set(found) == {"schema", "graphs"}
+    (report,) = found["graphs"]
+    assert set(report) == {
+        *("graph", "pipeline", "options", "passes", "collectives_before", "collectives_after", "seconds"),
+        *("input_problem", "notes", "launches", "ledger"),
+    }
+    assert set(report["passes"][0]) == {
+        *("text", "status", "problem", "seconds", "verify_seconds", "edits", "operators"),
+        *("collectives_before", "collectives_after"),
+    }
+    assert set(report["ledger"]) == {"schema", "collectives"}
+    entry = report["ledger"]["collectives"][0]
+    assert set(entry) == {
+        *("origin", "kind", "operator", "node", "group", "group_size", "reduce_op", "dtypes", "shapes", "nbytes"),
+        *("source", "module", "exposed_before_us", "exposed_after_us", "verdict", "history"),
+    }
+    assert set(entry["verdict"]) == {
+        *("kind", "by", "partner", "code", "blocking", "blocking_source", "detail", "hint"),
+    }
+
+
 def test_output_is_a_graph_file(saved: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.graph"
     assert run("opt", saved, "--passes", "verify-graph", "--output", target).exit_code == 0

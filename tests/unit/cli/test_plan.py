@@ -106,6 +106,12 @@ def test_ranges_go_in_steps_of_two(text: str, values: tuple[float, ...]) -> None
     assert Sweep.parse(text).values == values
 
 
+def test_a_sweep_tells_of_what_it_changes(saved: Path) -> None:
+    """The whole pipeline chooses its own buckets, so their size says nothing about it."""
+    told = run(saved, "--sweep", "bucket-mb=0.001,8").stdout
+    assert "MB with 'bucketing only'" in told.partition("Step by bucket-mb")[2]
+
+
 def test_a_wide_range_has_few_points() -> None:
     values = Sweep.parse("link=1..10000").values
     assert len(values) == 8

@@ -28,6 +28,10 @@ def explanation_view(explanation: Explanation, plain: bool = False, every: bool 
     parts: list[RenderableType] = [Text(f"{explanation.target}: {explanation.setting}", style=_bold(plain))]
     pipeline = explanation.graphs[0].prediction.report.pipeline
     parts.append(Text(f"passes: {pipeline or 'none'}"))
+    if not any(graph.prediction.report.ledger.entries for graph in explanation.graphs):
+        parts.append(
+            Text("There are no collectives, so there is nothing to explain. Wrap the model, or name --parallel.")
+        )
     for graph in explanation.graphs:
         parts += [Text(""), *_graph_parts(graph, plain, every, alone=len(explanation.graphs) == 1)]
     if len(explanation.graphs) > 1:
@@ -41,7 +45,7 @@ def _graph_parts(graph: Explained, plain: bool, every: bool, alone: bool) -> Ite
     if not alone:
         yield Text(f"{graph.name}", style=_bold(plain))
     if not ledger.entries:
-        yield Text("The graph has no collectives, so there is nothing to explain. Wrap the model, or name --parallel.")
+        yield Text("no collectives")
     else:
         yield entries_table(ledger, by_module=True, plain=plain) if every else modules_table(ledger, plain)
         yield Text("")

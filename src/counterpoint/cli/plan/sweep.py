@@ -83,10 +83,14 @@ class Swept:
         """Of the knob."""
         return KNOBS[self.sweep.knob]
 
-    def best(self) -> tuple[float, Outcome]:
-        """The value at which the shortest step of all is."""
-        pairs = ((value, outcome) for value, outcomes in self.points for outcome in outcomes)
-        return min(pairs, key=lambda pair: pair[1].step_us)
+    def best(self) -> tuple[float, Outcome] | None:
+        """The value of the shortest step among the scenarios that the knob changes; None where it changes none."""
+        pairs = [(value, outcome) for value, outcomes in self.points for outcome in outcomes]
+        steps: dict[str, set[float]] = {}
+        for _, outcome in pairs:
+            steps.setdefault(outcome.label, set()).add(outcome.step_us)
+        changed = [(value, outcome) for value, outcome in pairs if len(steps[outcome.label]) > 1]
+        return min(changed, key=lambda pair: pair[1].step_us, default=None)
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON."""

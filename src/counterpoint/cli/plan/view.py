@@ -88,5 +88,17 @@ def _cells(outcomes: tuple[Outcome, ...]) -> Iterator[str]:
 
 
 def _best(sweep: Swept) -> str:
-    value, found = sweep.best()
-    return f"The shortest step is {time_text(found.step_us)}, at {value:g} {sweep.unit} with {found.label!r}."
+    best = sweep.best()
+    if best is None:
+        return f"{sweep.sweep.knob} changes nothing here."
+    value, found = best
+    shortest = f"The shortest step is {time_text(found.step_us)}, at {value:g} {sweep.unit} with {found.label!r}"
+    same = [one for one in sweep.points[0][1] if one.label != found.label and one.step_us < found.step_us]
+    unmoved = [one.label for one in same if all(other.step_us == one.step_us for other in _of(sweep, one.label))]
+    if unmoved:
+        return f"{shortest}. {', '.join(map(repr, unmoved))} is shorter, and {sweep.sweep.knob} does not change it."
+    return f"{shortest}."
+
+
+def _of(sweep: Swept, label: str) -> Iterator[Outcome]:
+    return (one for _, outcomes in sweep.points for one in outcomes if one.label == label)
