@@ -58,7 +58,7 @@ def run_block(block: Block, folder: Path) -> Done:
     def run() -> Done:
         if distributed and block.page == "README.md":
             return _torchrun(script)
-        return run_script(script, ranks=2 if distributed else 1, limit_s=TIME_LIMIT_S)
+        return run_script(script, folder=folder, ranks=2 if distributed else 1, limit_s=TIME_LIMIT_S)
 
     done = run()
     return run() if done.returncode and AT_EXIT in done.output else done

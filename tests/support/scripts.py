@@ -10,6 +10,7 @@ import runpy
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -27,16 +28,18 @@ class Done(NamedTuple):
     output: str
 
 
-def run_script(script: Path, *, ranks: int = 1, limit_s: float) -> Done:
-    """Run a script in its own folder on so many ranks, with the variables that torchrun would set."""
+def run_script(
+    script: Path, *, folder: Path, ranks: int = 1, limit_s: float, variables: Mapping[str, str] | None = None
+) -> Done:
+    """Run a script in a folder on so many ranks, with the variables that torchrun would set and these."""
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    logs = [script.with_suffix(f".{rank}.log") for rank in range(ranks)]
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
+    logs = [folder / f"{script.stem}.{rank}.log" for rank in range(ranks)]
+    shared = {**_rendezvous(ranks), **(variables or {})} if ranks > 1 else dict(variables or {})
     started = []
     for rank, log in enumerate(logs):
-        variables = {**rendezvous, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        process = context.Process(target=_main, args=(str(script), str(log), variables))
+        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else shared
+        process = context.Process(target=_main, args=(str(script), str(folder), str(log), own))
         process.start()
         started.append(process)
     deadline = time.monotonic() + limit_s
@@ -50,18 +53,25 @@ def run_script(script: Path, *, ranks: int = 1, limit_s: float) -> Done:
     return Done(next((code for code in codes if code), 0), output)
 
 
-def _free_port() -> int:
+def _rendezvous(ranks: int) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        port = probe.getsockname()[1]
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "TORCHELASTIC_RUN_ID": "none",
+    }
 
 
-def _main(script: str, log: str, variables: dict[str, str]) -> None:
+def _main(script: str, folder: str, log: str, variables: dict[str, str]) -> None:
     with open(log, "w", buffering=1) as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
         os.environ.update(variables)
-        os.chdir(Path(script).parent)
+        os.chdir(folder)
         sys.argv = [script]
+        sys.path.insert(0, str(Path(script).parent))
         runpy.run_path(script, run_name="__main__")
         sys.stdout.flush()
