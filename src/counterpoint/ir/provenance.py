@@ -45,7 +45,7 @@ def source_of(node: Node) -> str:
 
 
 def _innermost(trace: str) -> str:
-    frames = [match for match in _FRAME.finditer(trace) if not _is_machinery(match["file"])]
+    frames = [match for match in _FRAME.finditer(trace) if not is_machinery(match["file"])]
     own = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)]
     if not frames:
         return ""
@@ -53,7 +53,8 @@ def _innermost(trace: str) -> str:
     return f"{frame['file']}:{frame['line']} in {frame['function'].strip()}"
 
 
-def _is_machinery(file: str) -> bool:
+def is_machinery(file: str) -> bool:
+    """Whether a file is torch's or ours, and so no place that a user would look at."""
     if file.endswith(_EXAMPLES):
         return False
     return file.startswith(("<", *_OUR_FOLDERS)) or any(part in file for part in _MACHINERY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
@@ -38,6 +38,8 @@ class LedgerBook:
 
     lines: Mapping[str, _Line]
     verdicts: dict[str, tuple[Verdict, ...]]
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    """Of the input graph, by name."""
 
     @staticmethod
     def open(graph: Graph, name: str = "graph", groups: GroupTable | None = None) -> LedgerBook:
@@ -56,7 +58,7 @@ class LedgerBook:
             refusal = read if isinstance(read, Refusal) else None
             lines[origin] = _Line(_facts(origin, kind, node, read, groups), refusal)
             _mark(node, (origin,))
-        return LedgerBook(lines, {})
+        return LedgerBook(lines, {}, {node.name: node for node in graph.nodes})
 
     def page(self, by: str) -> PassPage:
         """Where the pass with this text form writes."""
@@ -89,14 +91,25 @@ class LedgerBook:
 
     def close(self, default: Refusal | None = None) -> Ledger:
         """The ledger: what nobody spoke about was left alone, by default because no pass handles it."""
-        return Ledger(tuple(self._entry(origin, line, default) for origin, line in self.lines.items()))
+        # Taken down when the ledger was opened: a collective's neighbours, which tell where it comes from, may be gone.
+        places = {line.facts.node: line.facts.source for line in self.lines.values()}
+        return Ledger(tuple(self._entry(origin, line, default, places) for origin, line in self.lines.items()))
 
-    def _entry(self, origin: str, line: _Line, default: Refusal | None) -> Entry:
+    def _entry(self, origin: str, line: _Line, default: Refusal | None, places: Mapping[str, str]) -> Entry:
         said = self.verdicts.get(origin, ())
         if not said:
             refusal = line.refusal or default or Refusal("no-pass", line.facts.node)
             said = (verdict_of(refusal, by=""),)
+        said = tuple(self._placed(verdict, places) for verdict in said)
         return Entry(facts=line.facts, verdict=final(said), history=said)
+
+    def _placed(self, verdict: Verdict, places: Mapping[str, str]) -> Verdict:
+        """The verdict with the user's line of the node in the way, where the pass that refused gave only its name."""
+        if not verdict.blocking or verdict.blocking_source:
+            return verdict
+        node = self.nodes.get(verdict.blocking)
+        source = places.get(verdict.blocking) or (source_of(node) if node is not None else "")
+        return replace(verdict, blocking_source=source) if source else verdict
 
 
 # The work of these is done by another collective, so no node needs to carry them.

@@ -76,6 +76,7 @@ def test_the_fields_of_a_report_are_these(saved: Path) -> None:
     }
     assert set(entry["verdict"]) == {
         *("kind", "by", "partner", "code", "blocking", "blocking_source", "detail", "hint"),
+        *("before_us", "after_us"),
     }
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import fx
 
+from counterpoint.capture import example_models
 from counterpoint.errors import GraphError, GraphFileError
 from counterpoint.ir.text import GroupName, Opaque, constants_of, parse_graph, print_graph
 
@@ -303,15 +304,17 @@ graph
     assert "stack_trace" not in node(gm, "d").meta
 
 
-def test_the_users_frame_is_written_not_torchs() -> None:
+@pytest.mark.parametrize("file", ["/u/model.py", example_models.__file__])
+def test_the_users_frame_is_written_not_torchs(file: str) -> None:
+    """The models that stand in for a user's count as theirs."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["stack_trace"] = (
-        f'  File "/u/model.py", line 3, in forward\n    y = f(x)\n  File "{torch.__file__}", line 9, in f\n    g()\n'
+        f'  File "{file}", line 3, in forward\n    y = f(x)\n  File "{torch.__file__}", line 9, in f\n    g()\n'
     )
     graph.output(x)
     text = print_graph(fx.GraphModule({}, graph), locations=True)
-    assert "  at /u/model.py:3 in forward | | y = f(x)\n" in text
+    assert f"  at {file}:3 in forward | | y = f(x)\n" in text
 
 
 def test_values_that_have_no_text_are_refused_with_the_node() -> None:

@@ -201,3 +201,21 @@ def test_a_ledger_cannot_hold_a_collective_twice() -> None:
     entry = opened()[0].close().entries[0]
     with pytest.raises(PassError, match="twice"):
         Ledger((entry, entry))
+
+
+def test_the_node_in_the_way_is_told_with_the_users_line_whatever_it_is() -> None:
+    gm, builder = two_reductions_and_a_gather()
+    line = '  File "/home/me/model.py", line {}, in forward\n    y = f(x)\n'
+    first, gather, second = collectives_in(gm.graph)
+    right = next(node for node in gm.graph.nodes if node.name == "right")
+    for number, node in enumerate((first, right)):
+        node.meta["stack_trace"] = line.format(10 + number)
+    book = LedgerBook.open(gm.graph, "forward", builder.groups)
+    page = book.page("bucket")
+    page.left_alone(second, Refusal("merge-cycle", first.name))
+    page.left_alone(gather, Refusal("written-buffer", right.name))
+    page.left_alone(first, Refusal("merge-cycle", "made_by_a_pass"))
+    untold, in_gather, in_second = (entry.verdict.blocking_source for entry in book.close())
+    assert in_second == "/home/me/model.py:10 in forward"
+    assert in_gather == "/home/me/model.py:11 in forward"
+    assert untold == ""

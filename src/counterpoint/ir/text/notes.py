@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
-import torch
 from torch import fx
 
-import counterpoint
 from counterpoint import _torch
+from counterpoint.ir.provenance import is_machinery
 from counterpoint.ir.text.lex import Cursor
 from counterpoint.ir.text.symbols import SymbolPrinter, SymbolReader
 from counterpoint.ir.text.values import ValuePrinter, ValueReader
@@ -20,7 +18,6 @@ NOTES = ("counterpoint", "partitioner_tag", "autograd_backward")
 _BINDINGS = "unbacked_bindings"
 
 _FRAME = re.compile(r'^ *File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n([^\n]*))?', re.MULTILINE)
-_NOT_THE_USERS = tuple(os.path.dirname(p.__file__ or "") + os.sep for p in (torch, counterpoint))
 _LOCATION = re.compile(
     r"at (?:(?P<file>.*?):(?P<line>\d+) in (?P<function>[^|]*?)|\?)"
     r"(?: \|(?: (?P<module>[^|]+?))?(?: \| (?P<code>.*?))?)?\s*"
@@ -57,7 +54,7 @@ def _users_frame(trace: str) -> tuple[str, str]:
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return "?", ""
-    own = [frame for frame in frames if not frame[1].startswith(_NOT_THE_USERS)]
+    own = [frame for frame in frames if not is_machinery(frame[1])]
     file, line, function, code = (own or frames)[-1].groups()
     return f"{_plain(file)}:{line} in {_plain(function)}", (code or "").strip()
 
