@@ -1,7 +1,7 @@
 """Sharded parameters and tensor parallelism on a mesh of two dimensions.
 
     torchrun --nproc-per-node 4 examples/fully_shard_tp.py     two groups of two
-    torchrun --nproc-per-node 2 examples/fully_shard_tp.py     one group of two
+    torchrun --nproc-per-node 2 examples/fully_shard_tp.py     one group of two, so nothing is sharded
 
 What becomes of the collectives of both dimensions, on 64 ranks and without any:
 

@@ -32,7 +32,7 @@ LANGUAGES = {"python", "bash", "console", "toml", "text", "yaml", "", "html"}
 """What a block may be written in; the first four are checked."""
 TAKE_LONG = {"demo", "bench", "calibrate", "doctor"}
 NEED_TRANSFORMERS = "examples/huggingface.py"
-SETTING_UP = {"pip", "git", "cd", "export"}
+SETTING_UP = {"pip", "source"}
 ALIKE = 0.5
 """Part of the lines of an output that must be as shown, numbers aside."""
 
