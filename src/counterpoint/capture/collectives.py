@@ -111,6 +111,11 @@ def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
     return tensor if missing == 0 else pad(tensor, [0, 0] * (tensor.ndim - 1 - dim) + [0, missing])
 
 
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    # A cast to the same dtype returns its argument, and the compiler of torch 2.11 then takes the gradient for zero.
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
 def _shortened(tensor: Tensor, dim: int, length: int) -> Tensor:
     return tensor if tensor.shape[dim] == length else tensor.narrow(dim, 0, length)
 
@@ -123,14 +128,14 @@ class GatherParameter(torch.autograd.Function):
         """Cast, then gather: what travels is already in the dtype of use."""
         ctx.cut, ctx.replicas, ctx.precision = cut, replicas, precision
         ctx.piece_length, ctx.piece_dtype = piece.shape[cut.dim], piece.dtype
-        return all_gather(piece.to(precision.parameter), cut)
+        return all_gather(_cast(piece, precision.parameter), cut)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """Cast, then reduce, then cast to the dtype of the parameter."""
-        gradient = gradients[0].to(ctx.precision.gradient)
+        gradient = _cast(gradients[0], ctx.precision.gradient)
         piece = mean_piece(gradient, ctx.cut, ctx.piece_length, ctx.replicas)
-        return piece.to(ctx.piece_dtype), None, None, None
+        return _cast(piece, ctx.piece_dtype), None, None, None
 
 
 class ReplicateParameter(torch.autograd.Function):
@@ -140,10 +145,10 @@ class ReplicateParameter(torch.autograd.Function):
     def forward(ctx: Any, parameter: Tensor, ranks: Ranks, precision: Precision) -> Tensor:
         """A view, so that the result is a node of the graph and not the leaf itself; or a cast."""
         ctx.ranks, ctx.precision, ctx.parameter_dtype = ranks, precision, parameter.dtype
-        return parameter.view_as(parameter).to(precision.parameter)
+        return _cast(parameter.view_as(parameter), precision.parameter)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Divide first and sum then, as DistributedDataParallel does."""
-        gradient = gradients[0].to(ctx.precision.gradient) / ctx.ranks.size
-        return all_reduce(gradient, ctx.ranks, "sum").to(ctx.parameter_dtype), None, None
+        gradient = _cast(gradients[0], ctx.precision.gradient) / ctx.ranks.size
+        return _cast(all_reduce(gradient, ctx.ranks, "sum"), ctx.parameter_dtype), None, None
