@@ -64,6 +64,11 @@ class CompileRecord:
         )
         return "; ".join([text, *self.problems])
 
+    def in_full(self) -> str:
+        """The record with what was asked for and what is in force, a line each, whether it was compiled or cached."""
+        settings = (f"  {name}: {value}" for name, value in self.in_force.items())
+        return "\n".join([str(self), f"  requested: {self.requested or 'nothing'}", *settings])
+
 
 class History:
     """A bounded, thread-safe list of records."""
@@ -79,7 +84,7 @@ class History:
             numbered = replace(record, number=next(self._numbers), in_force=dict(record.in_force))
             self._records.append(numbered)
         LOGGER.info("%s", numbered)
-        LOGGER.debug("graph %s, in force: %s", numbered.graph, dict(numbered.in_force))
+        LOGGER.debug("%s", numbered.in_full())
         for entry in (entry for ledger in numbered.ledgers for entry in ledger):
             LEDGER_LOGGER.debug("graph %s: %s: %s", numbered.graph, entry.facts.origin, entry.verdict)
         for ledger in numbered.ledgers:

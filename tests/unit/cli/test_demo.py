@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from counterpoint.cli import main
 from counterpoint.cli.demo.command import WAYS
 from counterpoint.cli.demo.training import WAYS as TRAINED
 from counterpoint.ir.build import collectives_in
+from tests.unit.cli.test_processes import gone
 
 
 def test_every_way_that_can_be_asked_for_is_there() -> None:
@@ -42,3 +46,26 @@ def test_the_demo_without_code_generation(tmp_path: Path) -> None:
     captured = load_graph(tmp_path / "replicate.graph")
     assert (captured.role, captured.world_size) == ("step", 2)
     assert len(collectives_in(captured.gm.graph)) >= 21
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
+def test_ctrl_c_ends_the_demo_with_all_its_processes(tmp_path: Path) -> None:
+    code = "from counterpoint.cli import main; main()"
+    command = [sys.executable, "-c", code, "demo", "--codegen", "eager", "--steps", "100000", "--output", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stderr is not None
+        next(line for line in demo.stderr if "step 1 of" in line)
+        pids = children(demo.pid)
+        assert len(pids) >= 2
+        demo.send_signal(signal.SIGINT)
+        said = demo.stderr.read()
+        assert demo.wait() == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert all(gone(pid) for pid in pids)

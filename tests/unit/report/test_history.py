@@ -63,6 +63,13 @@ def test_a_record_keeps_what_it_was_given() -> None:
     assert kept.in_force == {"codegen": "eager"}
 
 
+def test_in_full_it_tells_what_was_asked_for_and_what_is_in_force() -> None:
+    told = record(requested="codegen='inductor'", in_force={"codegen": "eager"}).in_full().splitlines()
+    assert told[0] == str(record())
+    assert told[1:] == ["  requested: codegen='inductor'", "  codegen: eager"]
+    assert "  requested: nothing" in record(requested="").in_full()
+
+
 def test_a_record_can_be_sent_to_another_process() -> None:
     kept = History().add(record())
     assert pickle.loads(pickle.dumps(kept)) == kept
