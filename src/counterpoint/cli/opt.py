@@ -38,6 +38,10 @@ def _list_passes(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @compile_flags("passes", "verify", "bitwise", "on_error", "topology", "cost_table")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Save the graphs there.")
+@click.option(
+    "--write-plan", type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what passes decided to this file; schedule-overlap{plan=FILE} carries it out again.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write the reports as JSON, and nothing else.")
 @click.option("--graph/--no-graph", "with_graph", default=True, help="Write the graphs as well.  [default: graph]")
 @click.option("--by-module", is_flag=True, help="Group the ledgers by the modules of the user's code.")
@@ -51,6 +55,7 @@ def opt(
     /,
     file: Path,
     output: Path | None,
+    write_plan: Path | None,
     as_json: bool,
     with_graph: bool,
     by_module: bool,
@@ -70,6 +75,8 @@ def opt(
     reports = optimise(graphs, options)
     if output is not None:
         save_graph(output, graphs)
+    if write_plan is not None:
+        write_plan.write_text("\n".join(report.plan for report in reports if report.plan), encoding="utf-8")
     if as_json:
         click.echo(reports_to_json(reports))
     else:

@@ -77,7 +77,13 @@ def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
     links = LINKS.table
     cost_model = CostModel.of(request.options, links, fuses=codegen == "inductor")
     foreign = foreign_sources_hash({type(item) for item in pipeline.passes})
-    identity = None if foreign is None else fingerprint(request.options.text(), pipeline.text, foreign, cost_model.text)
+    identity = (
+        None
+        if foreign is None
+        else fingerprint(
+            request.options.text(), pipeline.text, foreign, cost_model.text, *(item.given() for item in pipeline.passes)
+        )
+    )
     in_force = {
         "codegen": codegen,
         "passes": pipeline.text,

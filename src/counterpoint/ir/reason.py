@@ -145,6 +145,9 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "by what the costs say, no other order and no bucket makes the step shorter",
             "measure the links with counterpoint.calibrate_links, or name the topology, if the costs are wrong",
         ),
+        "plan-changed": Reason(
+            "the graph is not the one that the plan was made for", "write the plan anew, or leave the option plan out"
+        ),
         "memory-cap": Reason("the plan would need more memory than is allowed", "raise max-extra-mb or memory-cap-mb"),
         "not-probed": Reason(
             "nobody has found out what the ranks of the group can do with each other",

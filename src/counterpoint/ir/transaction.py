@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -185,7 +185,7 @@ class Transaction:
             self._open().erase(node)
             self._edits.append(Edit(EditKind.ERASED, node))
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> NoReturn:
         """End the transaction here and take it back."""
         raise EditRejected(refusal, self.why)
 

@@ -38,6 +38,8 @@ class PassContext:
     """The only way to change the graph; counts what it does."""
     options: CompileOptions
     groups: GroupTable
+    name: str = "graph"
+    """What the graph is called, `forward`."""
     ledger: PassPage
     """Where the pass writes what became of each collective."""
     topology: Any = None
@@ -82,6 +84,11 @@ class Pass(ABC):
     @abstractmethod
     def run(self, context: PassContext) -> None:
         """Rewrite the graph of the context through its editor, and tell its ledger."""
+
+    def given(self) -> str:
+        """What the pass reads beside its options, such as a file that one of them names: part of what identifies a
+        compile. OptionError where it cannot be read."""
+        return ""
 
     @property
     def text(self) -> str:

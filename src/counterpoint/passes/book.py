@@ -122,6 +122,10 @@ class PassPage:
 
     book: LedgerBook
     by: str
+    notes: list[str] = field(default_factory=list)
+    """What else a reader of the report should know."""
+    plans: list[str] = field(default_factory=list)
+    """What the pass has decided, as text that it can be given back."""
 
     def fused(self, nodes: Node | Iterable[Node | str], into: str) -> None:
         """The collectives became part of one operator."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
-
-from torch.fx import Node
 
 from counterpoint.cost.model import CostModel
 from counterpoint.ir.reason import Refusal
@@ -16,17 +16,18 @@ from counterpoint.passes.book import origins_of
 from counterpoint.passes.bucket_merge import BucketMode
 from counterpoint.passes.bucket_plan import Bucket, starts_of
 from counterpoint.passes.contract import Contract
-from counterpoint.passes.overlapping.attempt import Done, Plan, carry_out
+from counterpoint.passes.overlapping.attempt import GAIN, Done, Plan, carry_out
 from counterpoint.passes.overlapping.buckets import choose_buckets
-from counterpoint.passes.overlapping.placing import Placed, as_it_is, with_room
+from counterpoint.passes.overlapping.placing import Placed, as_it_is, place, with_room
+from counterpoint.passes.overlapping.replay import Names, head_of, planned_buckets, written
+from counterpoint.passes.overlapping.verdicts import tell
+from counterpoint.passes.overlapping.written import WrittenPlan, plan_text, read_plans
 from counterpoint.passes.rounding import refuse_rounding
-from counterpoint.schedule.engine import Policy
+from counterpoint.schedule.engine import Policy, run
 from counterpoint.schedule.reading import Reading, read_problem
 
+LOGGER = logging.getLogger("counterpoint")
 MB = 1024 * 1024
-HIDDEN = 0.02
-"""A collective counts as hidden if compute waits for no more than this part of it."""
-
 PLAYED_TRANSFERS = 100_000
 """How many transfers may be played in a search, all plays together."""
 _EDITS_REFUSED = ("use-before-made", "hazard-order", "graph-form")
@@ -38,7 +39,9 @@ class ScheduleOverlap(Pass):
 
     Does: starts collectives early and waits for them late. Gathers are prefetched as far as memory allows, the most
     urgent first; reductions fill what is left of their channel, and drain behind compute. Which collectives share a
-    bucket is found by playing the schedule that would follow, within a budget of plays.
+    bucket is found by playing the schedule that would follow, within a budget of plays: a budget in seconds would
+    let ranks decide differently. What is decided stands in the report as text; a file of it, given as `plan`, is
+    carried out again without a search.
 
     Fires when: the graph has collectives that are waited for, and the step gets shorter by what the costs say.
 
@@ -48,7 +51,8 @@ class ScheduleOverlap(Pass):
         s = all_gather(x); t = all_gather(z); a = wait(s); y = mm(a, u); b = wait(t); v = mm(b, y)
 
     Never: changes the order of compute, crosses a barrier, a write or a random draw, lets peak memory grow by more than
-    max-extra-mb, or takes an order that the costs find worse than that of the input. Bucketed sums of floats may be
+    max-extra-mb, or takes an order that the costs find worse than that of the input. A given plan that does not fit the
+    graph or the memory is left aside with a note, and the pass decides anew. Bucketed sums of floats may be
     added in another order by the backend; `bitwise=True` forbids that.
     """
 
@@ -77,30 +81,81 @@ class ScheduleOverlap(Pass):
     memory_cap_mb: float | None = option(
         None, help="peak of memory that is allowed, instead of max-extra-mb", unit="MB", minimum=0.0
     )
-    plays: int = option(100, help="how many plans are tried; 1 takes the first without a search", minimum=1)
+    plays: int = option(
+        100, help="how many plans are tried, the budget of the search; 1 takes the first without one", minimum=1
+    )
     caution: float = option(
         1.0, help="how much earlier than at the latest gathers start, in times their length", minimum=0.0
     )
 
+    plan: str | None = option(None, help="a file of plans to carry out again instead of searching")
+
+    def given(self) -> str:
+        """The plans of the file, checked."""
+        if self.plan is None:
+            return ""
+        read_plans(self.plan)
+        return plan_text(self.plan)
+
     def run(self, context: PassContext) -> None:
-        """Try plans, the boldest first; the first that is shorter and within memory is carried out."""
+        """Carry out the plan that is given for this graph, or else the best one that is found."""
         model = context.cost_model or CostModel.of(context.options)
         before = read_problem(context.editor.view(), model, context.groups)
-        stands = as_it_is(before)
-        limit = self._limit(stands)
-        reading, refused = with_room(before, limit), dict[str, Refusal]()
-        outcome: Done | Refusal = Refusal("no-gain", before.view.nodes[-1].name)
+        task = _Task(
+            context, model, before, as_it_is(before), Names.of(before.start(n) for n in range(len(before.starts)))
+        )
+        head = head_of(context.graph, context.name, self.mode)
+        done = self._replayed(task, head)
+        refused, outcome = ({}, done) if done is not None else self._searched(task)
+        if isinstance(outcome, Done):
+            context.ledger.plans.append(_text_of(outcome, task, head))
+            tell(context, outcome.reading, outcome.placed, refused, None)
+        else:
+            tell(context, before, task.stands, refused, outcome)
+
+    def _replayed(self, task: _Task, head: WrittenPlan) -> Done | None:
+        """What the given plan leads to; None, and a note, where there is none or it does not fit."""
+        if self.plan is None:
+            return None
+        pinned = read_plans(self.plan).get(head.identity)
+        outcome: Done | Refusal = Refusal(
+            "plan-changed", task.context.name, f"{self.plan} has no plan for {head.identity}"
+        )
+        if pinned is not None:
+            starts = [task.before.start(number) for number in range(len(task.before.starts))]
+            buckets = planned_buckets(pinned, starts)
+            outcome = buckets if isinstance(buckets, Refusal) else self._carried_out(task, pinned, buckets)
+        if isinstance(outcome, Done):
+            return outcome
+        note = f"the given plan was not carried out, and another was made: {outcome}"
+        LOGGER.warning("%s: %s", self.text, note)
+        task.context.ledger.notes.append(note)
+        return None
+
+    def _carried_out(self, task: _Task, pinned: WrittenPlan, buckets: tuple[Bucket, ...]) -> Done | Refusal:
+        _, refused = _permitted(task.context, buckets)
+        if refused:
+            return next(iter(refused.values()))
+        limit, policy = self._limit(task.stands), next(self._policies())
+        plan = Plan(task.model, buckets, pinned.mode, policy, task.stands, limit, pinned, task.names)
+        return carry_out(task.context, plan)
+
+    def _searched(self, task: _Task) -> tuple[dict[str, Refusal], Done | Refusal]:
+        """Try plans, the boldest first; the first that is shorter and within memory is carried out."""
+        context, model = task.context, task.model
+        limit = self._limit(task.stands)
+        reading, refused = with_room(task.before, limit), dict[str, Refusal]()
+        outcome: Done | Refusal = Refusal("no-gain", task.before.view.nodes[-1].name)
         for policy in self._policies():
             buckets = self._buckets(reading, model, policy)
             buckets, refused = _permitted(context, buckets)
-            outcome = carry_out(context, Plan(model, buckets, self.mode, policy, stands, limit))
+            outcome = carry_out(context, Plan(model, buckets, self.mode, policy, task.stands, limit))
             # Only what does not fit into memory may fit with less under way.
             if isinstance(outcome, Done) or outcome.code not in ("memory-cap", *_EDITS_REFUSED):
                 break
-        if isinstance(outcome, Done):
-            _tell(context, outcome.reading, outcome.placed, refused, None)
-        else:
-            _tell(context, before, stands, refused, outcome)
+        if isinstance(outcome, Refusal) and outcome.code == "no-gain":
+            outcome = _for_want_of_memory(task) or outcome
+        return refused, outcome
 
     def _buckets(self, reading: Reading, model: CostModel, policy: Policy) -> tuple[Bucket, ...]:
         if not self.bucket or not policy.room:
@@ -120,6 +175,34 @@ class ScheduleOverlap(Pass):
         return stands.peak_bytes + int(self.max_extra_mb * MB)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What a run of the pass begins with."""
+
+    context: PassContext
+    model: CostModel
+    before: Reading
+    stands: Placed
+    names: Names
+
+
+def _for_want_of_memory(task: _Task) -> Refusal | None:
+    """The refusal, if it is the bound on memory that leaves no order shorter than the one that stands."""
+    free = run(replace(task.before.problem, room=None), Policy(in_flight_bytes=sys.maxsize))
+    placed, stands = place(task.before, free), task.stands
+    if placed.played.step_us > stands.played.step_us * (1 - GAIN) or placed.peak_bytes <= stands.peak_bytes:
+        return None
+    what = f"{placed.peak_bytes} bytes would make it {placed.played.step_us:.0f} us from {stands.played.step_us:.0f}"
+    return Refusal("memory-cap", task.before.view.nodes[-1].name, what)
+
+
+def _text_of(done: Done, task: _Task, head: WrittenPlan) -> str:
+    before_us, after_us = task.stands.played.step_us, done.placed.played.step_us
+    remark = f"{before_us:.0f} us as it was, {after_us:.0f} us planned, peak {done.placed.peak_bytes} bytes"
+    head = replace(head, mode=done.mode, remark=remark)
+    return written(head, task.names, done.buckets, done.reading, done.placed.schedule).text
+
+
 def _permitted(context: PassContext, buckets: Iterable[Bucket]) -> tuple[tuple[Bucket, ...], dict[str, Refusal]]:
     """The buckets that the options permit; and by origin why others are not."""
     rounding = {bucket: refuse_rounding(context, bucket) for bucket in buckets}
@@ -131,46 +214,3 @@ def _permitted(context: PassContext, buckets: Iterable[Bucket]) -> tuple[tuple[B
         if why is not None
     }
     return tuple(bucket for bucket, why in rounding.items() if why is None), refused
-
-
-def _tell(
-    context: PassContext, reading: Reading, placed: Placed, refused: dict[str, Refusal], refusal: Refusal | None
-) -> None:
-    """One verdict for every collective: what it shares, else behind what it is hidden, else why it is not."""
-    behind = _next_steps(reading, placed.order)
-    buckets = 0
-    for number, transfer in enumerate(reading.problem.transfers):
-        start = reading.start(number)
-        origins = origins_of(start)
-        exposed = placed.played.exposed_us.get(start, 0.0)
-        partner = behind.get(start)
-        if len(origins) > 1:
-            context.ledger.bucketed(origins, f"{transfer.kind.value} bucket {buckets} of {len(origins)}")
-            buckets += 1
-        elif origins and partner is not None and exposed <= HIDDEN * transfer.network_us:
-            context.ledger.hidden(origins, partner.name)
-        elif origins:
-            why = refused.get(origins[0]) or refusal or _exposed(start, exposed, transfer.network_us)
-            context.ledger.left_alone(origins, why, blocking=_first_user(reading, number))
-
-
-def _next_steps(reading: Reading, order: Sequence[Node]) -> dict[Node, Node]:
-    """For each start the compute that follows it."""
-    steps = {reading.view.nodes[k] for k in reading.steps if reading.work[k].compute_us > 0}
-    starts = {reading.view.nodes[k] for k in reading.starts}
-    found: dict[Node, Node] = {}
-    step: Node | None = None
-    for node in reversed(order):
-        step = node if node in steps else step
-        if node in starts and step is not None:
-            found[node] = step
-    return found
-
-
-def _first_user(reading: Reading, number: int) -> Node | None:
-    first = reading.problem.transfers[number].first_use
-    return reading.view.nodes[reading.steps[first]] if first < len(reading.steps) else None
-
-
-def _exposed(start: Node, exposed_us: float, network_us: float) -> Refusal:
-    return Refusal("nothing-to-hide-behind", start.name, f"{exposed_us:.0f} of {network_us:.0f} us are exposed")

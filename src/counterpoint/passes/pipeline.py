@@ -23,7 +23,7 @@ from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.reason import Refusal
 from counterpoint.options import CompileOptions
 from counterpoint.passes.base import Pass, PassContext
-from counterpoint.passes.book import LedgerBook
+from counterpoint.passes.book import LedgerBook, PassPage
 from counterpoint.passes.checker import Checker
 from counterpoint.passes.contract import check_contracts, provided_by
 from counterpoint.passes.registry import REGISTRY, Registry
@@ -81,8 +81,11 @@ class Pipeline:
         return ",".join(item.text for item in self.passes)
 
     def check(self, given: Iterable[str] = (), registry: Registry = REGISTRY) -> None:
-        """Raise ContractError unless the passes fit together on a graph of which `given` holds."""
+        """Raise ContractError unless the passes fit together on a graph of which `given` holds, and OptionError
+        where one cannot read what it is to read."""
         check_contracts(self.passes, given=given, known=registry)
+        for item in self.passes:
+            item.given()
 
     def __str__(self) -> str:
         return self.text
@@ -143,6 +146,8 @@ class _Run:
     """Facts provided so far."""
     permitted: frozenset[str] = field(default=frozenset(), init=False)
     """Findings that passes so far were allowed to cause."""
+    notes: list[str] = field(default_factory=list, init=False)
+    """What passes had to say beside their verdicts."""
     default: Refusal | None = field(default=None, init=False)
     """Why collectives that nobody spoke about are left alone, when it is not for want of a pass."""
 
@@ -166,7 +171,7 @@ class _Run:
             collectives_after=count_collectives(self.gm.graph),
             seconds=time.perf_counter() - began,
             input_problem=problem,
-            notes=tuple(self.checker.notes),
+            notes=(*self.checker.notes, *self.notes),
         )
 
     def _logged(self, record: PassRecord) -> PassRecord:
@@ -195,10 +200,10 @@ class _Run:
             return PassRecord(text=item.text, status=PassStatus.SKIPPED, problem=why)
         before, operators, began = count_collectives(graph), count_operators(graph), time.perf_counter()
         saved, mark = SavedGraph(self.gm), self.book.mark()
-        editor = GraphEditor(graph, self.groups)
+        editor, page = GraphEditor(graph, self.groups), self.book.page(item.text)
         try:
             started = time.perf_counter()
-            item.run(self._context(item, editor))
+            item.run(self._context(page, editor))
             ran = time.perf_counter()
             self.checker.check_after(item.text, self.book, self.permitted | item.contract.permits)
         except Exception as error:
@@ -215,6 +220,7 @@ class _Run:
                 collectives_before=before,
                 collectives_after=before,
             )
+        self.notes += (f"{item.text}: {note}" for note in page.notes)
         self.standing |= provided_by(item)
         self.permitted |= item.contract.permits
         return PassRecord(
@@ -226,15 +232,17 @@ class _Run:
             operators=_difference(operators, count_operators(graph)),
             collectives_before=before,
             collectives_after=count_collectives(graph),
+            plan="\n".join(page.plans),
         )
 
-    def _context(self, item: Pass, editor: GraphEditor) -> PassContext:
+    def _context(self, page: PassPage, editor: GraphEditor) -> PassContext:
         return PassContext(
             gm=self.gm,
             editor=editor,
             options=self.options,
             groups=self.groups,
-            ledger=self.book.page(item.text),
+            name=self.name,
+            ledger=page,
             topology=self.topology,
             cost_model=self.cost_model,
             capabilities=self.capabilities,

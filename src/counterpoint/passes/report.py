@@ -39,6 +39,8 @@ class PassRecord:
     """By how many calls each operator's number has changed."""
     collectives_before: int = 0
     collectives_after: int = 0
+    plan: str = ""
+    """What it decided, as text that it can be given back; empty for passes that need none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,11 @@ class PipelineReport:
     """What could not be checked at the level asked for, and why."""
     launches: tuple[Launch, ...] = ()
     """The collectives that the graph starts afterwards, for ranks to compare."""
+
+    @property
+    def plan(self) -> str:
+        """What the passes decided, as the text of a file of plans."""
+        return "\n".join(record.plan for record in self.passes if record.plan)
 
     @property
     def problems(self) -> tuple[str, ...]:

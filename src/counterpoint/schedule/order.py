@@ -16,6 +16,11 @@ def order_of(reading: Reading, schedule: Schedule) -> list[Node]:
     return _Writer(reading).write(schedule)
 
 
+def by_end(schedule: Schedule) -> list[int]:
+    """The transfers in the order in which they are expected to be over."""
+    return sorted(range(len(schedule.ends_us)), key=lambda number: (schedule.ends_us[number], number))
+
+
 class _Writer:
     """Writes nodes down one after the other, each behind what it needs."""
 
@@ -49,10 +54,10 @@ class _Writer:
 
     def _rest(self, schedule: Schedule) -> None:
         """What only the caller reads: results in the order in which they are there, each with what is made of it."""
-        due = dict(zip(self.reading.starts, schedule.ends_us, strict=True))
+        due = {self.reading.starts[number]: place for place, number in enumerate(by_end(schedule), 1)}
         for k, node in enumerate(self.nodes):
-            before = max((due.get(self.index[source], 0.0) for source in node.all_input_nodes), default=0.0)
-            due[k] = max(due.get(k, 0.0), before)
+            before = max((due.get(self.index[source], 0) for source in node.all_input_nodes), default=0)
+            due[k] = max(due.get(k, 0), before)
         left = [k for k, done in enumerate(self.written) if not done and self.nodes[k].op != "output"]
         for k in sorted(left, key=lambda k: (due[k], k)):
             self._write(k)

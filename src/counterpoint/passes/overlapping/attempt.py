@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from counterpoint.cost.model import CostModel
 from counterpoint.ir.edit import Transaction
@@ -11,7 +11,9 @@ from counterpoint.ir.view import GraphView
 from counterpoint.passes.base import PassContext
 from counterpoint.passes.bucket_merge import BucketMode, merge_in
 from counterpoint.passes.bucket_plan import Bucket
-from counterpoint.passes.overlapping.placing import Placed, choose_order, put_in_order, with_room
+from counterpoint.passes.overlapping.placing import Placed, as_it_is, choose_order, place, put_in_order, with_room
+from counterpoint.passes.overlapping.replay import Names, planned_schedule
+from counterpoint.passes.overlapping.written import WrittenPlan
 from counterpoint.schedule.engine import Policy
 from counterpoint.schedule.reading import Reading, read_problem
 
@@ -30,12 +32,18 @@ class Plan:
     stands: Placed
     """The input's order, which must be beaten."""
     limit_bytes: int
+    pinned: WrittenPlan | None = None
+    """An order that is given, and not chosen by what it is expected to take."""
+    names: Names = field(default_factory=lambda: Names({}))
+    """What collectives are called in it."""
 
 
 @dataclass(frozen=True)
 class Done:
     """What was done: the graph before it was put in order, and the order."""
 
+    buckets: tuple[Bucket, ...]
+    mode: BucketMode
     reading: Reading
     placed: Placed
 
@@ -49,20 +57,33 @@ def carry_out(context: PassContext, plan: Plan) -> Done | Refusal:
             merge_in(tx, plan.buckets, plan.mode)
         view = GraphView.of(context.graph)
         reading = with_room(read_problem(view, plan.model, context.groups), plan.limit_bytes)
-        placed = choose_order(reading, plan.policy, plan.limit_bytes)
+        placed = _placed(plan, reading)
+        if isinstance(placed, Refusal):
+            tx.refuse(placed)
         why = _refuse(plan, placed, view.nodes[-1].name)
         if why is not None:
             tx.refuse(why)
         put_in_order(tx, reading, placed.order)
-        done.append(Done(reading, placed))
+        done.append(Done(plan.buckets, plan.mode, reading, placed))
 
     refusal = context.editor.attempt("schedule collectives", rewrite)
     return done[0] if refusal is None else refusal
 
 
+def _placed(plan: Plan, reading: Reading) -> Placed | Refusal:
+    if plan.pinned is None:
+        return choose_order(reading, plan.policy, plan.limit_bytes)
+    schedule = planned_schedule(plan.pinned, plan.names, reading)
+    if isinstance(schedule, Refusal):
+        return schedule
+    return as_it_is(reading) if schedule is None else place(reading, schedule)
+
+
 def _refuse(plan: Plan, placed: Placed, where: str) -> Refusal | None:
     if placed.peak_bytes > max(plan.limit_bytes, plan.stands.peak_bytes):
         return Refusal("memory-cap", where, f"{placed.peak_bytes} bytes, {plan.limit_bytes} are allowed")
+    if plan.pinned is not None:
+        return None
     before, after = plan.stands.played.step_us, placed.played.step_us
     if after > before * (1 - GAIN):
         return Refusal("no-gain", where, f"{before:.0f} us as it is, {after:.0f} us planned")

@@ -10,7 +10,7 @@ from torch.fx import Node
 from counterpoint.ir.edit import Transaction
 from counterpoint.ir.view import GraphView
 from counterpoint.schedule.clock import Played, play
-from counterpoint.schedule.engine import Policy, run
+from counterpoint.schedule.engine import Policy, Schedule, run
 from counterpoint.schedule.memory import alive_bytes, lifetimes
 from counterpoint.schedule.order import fewest_moves, order_of
 from counterpoint.schedule.problem import Room
@@ -27,6 +27,8 @@ class Placed:
     order: tuple[Node, ...]
     played: Played
     peak_bytes: int
+    schedule: Schedule | None = None
+    """What the order was made of; None for that of the graph."""
 
 
 def alive_in(view: GraphView, order: Sequence[Node]) -> list[int]:
@@ -53,15 +55,20 @@ def with_room(reading: Reading, limit_bytes: int) -> Reading:
 def choose_order(reading: Reading, policy: Policy, limit_bytes: int) -> Placed:
     """The shortest of the scheduled orders that stay under the limit, or else the order as it is."""
     best = as_it_is(reading)
-    work = {item.node: item for item in reading.work}
     for _ in range(NARROWER):
-        order = tuple(order_of(reading, run(reading.problem, policy)))
-        peak = max(alive_in(reading.view, order), default=0)
-        if peak <= limit_bytes:
-            placed = Placed(order, play(work[node] for node in order), peak)
+        placed = place(reading, run(reading.problem, policy))
+        if placed.peak_bytes <= limit_bytes:
             return placed if placed.played.step_us < best.played.step_us else best
         policy = replace(policy, in_flight_bytes=policy.in_flight_bytes // 2, room=policy.room / 2)
     return best
+
+
+def place(reading: Reading, schedule: Schedule) -> Placed:
+    """The order that a schedule asks for."""
+    work = {item.node: item for item in reading.work}
+    order = tuple(order_of(reading, schedule))
+    peak = max(alive_in(reading.view, order), default=0)
+    return Placed(order, play(work[node] for node in order), peak, schedule)
 
 
 def put_in_order(tx: Transaction, reading: Reading, order: Sequence[Node]) -> None:
