@@ -17,6 +17,7 @@ from counterpoint.cli.explain import explain
 from counterpoint.cli.opt import opt
 from counterpoint.cli.plan import plan
 from counterpoint.cli.terminal import show_error
+from counterpoint.cli.tunnel import tunnel
 from counterpoint.errors import ContractError, CounterpointError, OptionError, PassError
 
 EXIT_REFUSED = 1
@@ -86,3 +87,4 @@ main.add_command(demo)
 main.add_command(doctor)
 main.add_command(explain)
 main.add_command(plan)
+main.add_command(tunnel)

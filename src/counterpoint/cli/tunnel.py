@@ -16,9 +16,7 @@ Examples:
   counterpoint tunnel --world-size 64 --cost-table table.json --contention-sms 16 train.py"""
 
 
-@click.command(
-    epilog=EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@click.command(epilog=EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--world-size", type=click.IntRange(1), required=True, help="Ranks of the cluster.")
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank to stand in for.")
 @click.option("--topology", "place", help="The cluster: a preset or a TOML file.  [default: typical links]")

@@ -12,7 +12,9 @@ from counterpoint.report.calibration_text import size_text
 from counterpoint.runtime.tunnel.log import Summary
 
 
-def tunnel_view(found: Sequence[Summary], title: str, seconds: float, *, knows_waiting: bool, plain: bool) -> RenderableType:
+def tunnel_view(
+    found: Sequence[Summary], title: str, seconds: float, *, knows_waiting: bool, plain: bool
+) -> RenderableType:
     """One row a kind of collective, and what the run took. knows_waiting: whether the host saw who waited; on a GPU the
     device does."""
     if not found:

@@ -64,6 +64,23 @@ class Problem:
         transfers = tuple(self._join([self.transfers[k] for k in group], price) for group in groups)
         return replace(self, transfers=tuple(_renumbered(transfer, home) for transfer in transfers))
 
+    @property
+    def has_order(self) -> bool:
+        """Whether the transfers can be started one after the other, each behind those that it needs. Merging may have
+        made two buckets need each other."""
+        missing = [len(transfer.needs) for transfer in self.transfers]
+        needed_by: list[list[int]] = [[] for _ in self.transfers]
+        for number, transfer in enumerate(self.transfers):
+            for needed in transfer.needs:
+                needed_by[needed].append(number)
+        ready = [number for number, count in enumerate(missing) if not count]
+        for number in ready:
+            for dependent in needed_by[number]:
+                missing[dependent] -= 1
+                if not missing[dependent]:
+                    ready.append(dependent)
+        return len(ready) == len(self.transfers)
+
     @staticmethod
     def _join(members: Sequence[Transfer], price: Price) -> Transfer:
         first = members[0]

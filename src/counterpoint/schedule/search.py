@@ -7,7 +7,7 @@ gets shorter by more than noise. The budget is a number of plays, not a time: al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from counterpoint.schedule.engine import Policy, Schedule, run
@@ -20,6 +20,15 @@ GAIN = 0.001
 """A candidate must shorten the step by this part. Smaller gains are within what costs are wrong by."""
 SIMPLER = 0.0005
 """Of candidates that differ by less than this part, the one with fewer transfers is taken."""
+
+
+Split = Callable[[tuple[int, ...]], Buckets]
+"""Takes a bucket apart where one member needs another."""
+
+
+def in_one_piece(bucket: tuple[int, ...]) -> Buckets:
+    """The split of transfers that do not need each other."""
+    return (bucket,)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,8 @@ class Shelf:
 
     def caps(self) -> Iterator[int]:
         """Sizes to try: from none together to all together, doubling."""
-        cap, total = 2 * min(self.sizes), sum(self.sizes)
+        # Doubling nothing would never end, and there are tensors without elements.
+        cap, total = max(1, 2 * min(self.sizes)), sum(self.sizes)
         while cap < total:
             yield cap
             cap *= 2
@@ -58,6 +68,7 @@ class Search:
     policy: Policy
     price: Price
     plays_left: int
+    split: Split = in_one_piece
     chosen: dict[int, Buckets] = field(default_factory=dict)
     """By number of shelf."""
     best: Schedule = field(init=False)
@@ -65,7 +76,7 @@ class Search:
     """The shortest step of all that were chosen so far."""
 
     def __post_init__(self) -> None:
-        self.best = self._play(self.chosen)
+        self.best = self._play(self.problem)
         self.shortest_us = self.best.step_us
 
     def sizes(self, shelves: Sequence[Shelf]) -> None:
@@ -75,6 +86,8 @@ class Search:
             self.chosen.setdefault(number, tuple((member,) for member in shelves[number].members))
         for number in longest:
             for cap in shelves[number].caps():
+                if self.plays_left <= 0:
+                    return
                 self._try(number, shelves[number].filled(cap))
 
     def boundaries(self) -> None:
@@ -92,10 +105,14 @@ class Search:
 
     def _try(self, number: int, buckets: Buckets) -> bool:
         """Take these buckets if the step gets shorter, or hardly longer and simpler; whether it got shorter."""
+        buckets = tuple(part for bucket in buckets for part in self.split(bucket))
         if self.plays_left <= 0 or buckets == self.chosen[number]:
             return False
         candidate = {**self.chosen, number: buckets}
-        schedule = self._play(candidate)
+        problem = self._merged(candidate)
+        if not problem.has_order:
+            return False
+        schedule = self._play(problem)
         shorter = schedule.step_us < self.best.step_us * (1 - GAIN)
         simpler = len(buckets) < len(self.chosen[number]) and schedule.step_us <= self.shortest_us * (1 + SIMPLER)
         if shorter or simpler:
@@ -103,10 +120,12 @@ class Search:
             self.shortest_us = min(self.shortest_us, schedule.step_us)
         return shorter
 
-    def _play(self, chosen: Mapping[int, Buckets]) -> Schedule:
+    def _merged(self, chosen: Mapping[int, Buckets]) -> Problem:
+        return self.problem.merged([bucket for shelf in chosen.values() for bucket in shelf], self.price)
+
+    def _play(self, problem: Problem) -> Schedule:
         self.plays_left -= 1
-        buckets = [bucket for shelf in chosen.values() for bucket in shelf]
-        return run(self.problem.merged(buckets, self.price), self.policy)
+        return run(problem, self.policy)
 
     def _travel_us(self, shelf: Shelf) -> float:
         return sum(self.problem.transfers[member].network_us for member in shelf.members)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from counterpoint.cli import main
 
-COMMANDS = {"bench", "calibrate", "completion", "demo", "doctor", "explain", "opt", "plan"}
+COMMANDS = {"bench", "calibrate", "completion", "demo", "doctor", "explain", "opt", "plan", "tunnel"}
 
 
 def flags(command: click.Command) -> set[str]:
@@ -24,7 +24,16 @@ def test_the_flags_are_these() -> None:
     assert flags(main) == {"--debug", "--version"}
     assert flags(main.commands["opt"]) == {
         *("file", "--passes", "--verify", "--bitwise", "--no-bitwise", "--on-error", "--output", "-o"),
-        *("--json", "--graph", "--no-graph", "--by-module", "--list-passes", "--topology", "--cost-table"),
+        *(
+            "--json",
+            "--graph",
+            "--no-graph",
+            "--by-module",
+            "--list-passes",
+            "--topology",
+            "--cost-table",
+            "--write-plan",
+        ),
     }
     assert flags(main.commands["explain"]) == {
         *("target", "--world-size", "--parallel", "--topology", "--passes", "--verify", "--bitwise", "--no-bitwise"),
@@ -38,6 +47,10 @@ def test_the_flags_are_these() -> None:
         *("--cost-table", "--sweep", "--plot", "--json"),
     }
     assert flags(main.commands["doctor"]) == {"--json", "--backend", "--within-s"}
+    assert flags(main.commands["tunnel"]) == {
+        *("script", "arguments", "--world-size", "--rank", "--topology", "--cost-table", "--latency-us"),
+        *("--bandwidth-gbps", "--contention-sms"),
+    }
     assert flags(main.commands["bench"]) == {"names", "--full", "--list"}
     assert flags(main.commands["completion"]) == {"shell"}
     assert flags(main.commands["demo"]) == {"--steps", "--way", "--codegen", "--passes", "--verify", "--output"}

@@ -14,6 +14,7 @@ from counterpoint.cli import main
 from counterpoint.ir.build import GraphBuilder
 from counterpoint.ir.text import print_graph
 from counterpoint.report.ledger_json import reports_from_json
+from tests.support.timelines import gradients
 
 
 def captured(name: str = "tiny") -> CapturedGraph:
@@ -136,3 +137,17 @@ def test_list_passes_names_each_with_its_options() -> None:
     assert result.exit_code == 0
     assert "print-graph\n  Writes the graph to standard error" in result.stdout
     assert "    label=" in result.stdout
+
+
+def test_what_passes_decided_is_written_and_carried_out_again(tmp_path: Path) -> None:
+    path, plan = tmp_path / "step.graph", tmp_path / "plan.txt"
+    save_graph(path, [gradients()])
+    passes = "schedule-overlap{mode=custom}"
+    done = CliRunner().invoke(main, ["opt", str(path), "--passes", passes, "--write-plan", str(plan), "--json"])
+    assert done.exit_code == 0, done.output
+    assert plan.read_text().startswith('plan "step" for ')
+    pinned = CliRunner().invoke(
+        main, ["opt", str(path), "--passes", f'schedule-overlap{{plan="{plan}"}}', "--write-plan", str(plan), "--json"]
+    )
+    first, again = json.loads(done.output)["reports"][0], json.loads(pinned.output)["reports"][0]
+    assert again["passes"][0]["plan"] == first["passes"][0]["plan"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from counterpoint.cost.model import CostModel
 from counterpoint.ir.ops import Kind
@@ -12,7 +13,7 @@ from counterpoint.passes.bucket_plan import BUCKETABLE, Bucket, Key, Member, kin
 from counterpoint.schedule.engine import Policy
 from counterpoint.schedule.problem import Price, Problem, Transfer
 from counterpoint.schedule.reading import Reading
-from counterpoint.schedule.search import Search, Shelf
+from counterpoint.schedule.search import Buckets, Search, Shelf, Split
 
 
 def choose_buckets(reading: Reading, model: CostModel, policy: Policy, plays: int) -> tuple[Bucket, ...]:
@@ -21,11 +22,33 @@ def choose_buckets(reading: Reading, model: CostModel, policy: Policy, plays: in
     shelves = _shelves(members, reading.problem)
     if not shelves:
         return ()
-    search = Search(reading.problem, policy, price_of(model), plays)
+    search = Search(reading.problem, policy, price_of(model), plays, _split_of(reading))
     search.sizes(shelves)
     search.boundaries()
     found = (bucket for _, buckets in sorted(search.chosen.items()) for bucket in buckets)
     return tuple(_allowed(reading.view, ([members[k] for k in bucket] for bucket in found)))
+
+
+def _split_of(reading: Reading) -> Split:
+    """Takes buckets apart where a member depends on another, by whatever way."""
+    starts = [reading.start(number) for number in range(len(reading.starts))]
+    place = {start: k for k, start in enumerate(reading.view.starts)}
+    own = [1 << place[start] for start in starts]
+    needs = [reading.view.ancestor_bits(start) for start in starts]
+
+    @cache
+    def split(bucket: tuple[int, ...]) -> Buckets:
+        found: list[tuple[int, ...]] = []
+        first = members = needed = 0
+        for at, number in enumerate(bucket):
+            if needs[number] & members or own[number] & needed:
+                found.append(bucket[first:at])
+                first, members, needed = at, 0, 0
+            members |= own[number]
+            needed |= needs[number]
+        return (*found, bucket[first:])
+
+    return split
 
 
 def price_of(model: CostModel) -> Price:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from counterpoint.errors import OptionError
@@ -21,9 +22,9 @@ def run_script(tunnel: Tunnel, script: Path, arguments: Sequence[str] = ()) -> i
     """
     if not script.is_file():
         raise OptionError("there is no such script", where=str(script), next_step="give the path of a Python file")
-    with _as_torchrun(tunnel), mock.patch.object(sys, "argv", [str(script), *arguments]):
-        with mock.patch.object(sys, "path", [str(script.resolve().parent), *sys.path]):
-            return _exit_code(script)
+    own: dict[str, Any] = {"argv": [str(script), *arguments], "path": [str(script.resolve().parent), *sys.path]}
+    with _as_torchrun(tunnel), mock.patch.multiple(sys, **own):
+        return _exit_code(script)
 
 
 def _exit_code(script: Path) -> int:

@@ -1,0 +1,113 @@
+"""What scheduling a graph costs: our pass with buckets, beside inductor's overlap scheduler with bucketing.
+
+    python benchmarks/bench_scheduler.py [--quick] [--peer-collectives 300]
+
+Processor seconds, in one run, by number of collectives, of five nodes each; linear growth has exponent 1. Inductor's
+scheduler cannot run on a build without Triton; there, what it would ask Triton is answered with constants. It takes
+minutes on large graphs, so it runs up to --peer-collectives only, and the ratio is that of the largest of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+from _bench import SHAPES, growth_exponent, print_table
+from torch.fx import Graph, GraphModule
+from torch.nn import Module
+
+from counterpoint.cost.model import CostModel
+from counterpoint.cost.presets import topology
+from counterpoint.ir.groups import GroupTable
+from counterpoint.options import CompileOptions
+from counterpoint.passes.pipeline import Pipeline, run_pipeline
+
+GROUPS = GroupTable({"dp": tuple(range(8)), "tp": tuple(range(8))})
+MODEL = CostModel(topology=topology("h200x8-ib400"))
+COLLECTIVES = (200, 600, 2000, 7200)
+QUICK_COLLECTIVES = (100, 200)
+PEER_COLLECTIVES = 300
+
+
+def ours_s(graph: Graph, passes: str) -> float:
+    """Processor seconds of the pass, without verification."""
+    gm = GraphModule(Module(), copy.deepcopy(graph))
+    began = time.process_time()
+    options = CompileOptions(verify="off", on_error="raise")
+    run_pipeline(gm, Pipeline.parse(passes), options=options, groups=GROUPS, cost_model=MODEL)
+    return time.process_time() - began
+
+
+def peer_s(graph: Graph) -> float | str:
+    """The same of inductor's scheduler, or what it raises."""
+    from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
+
+    gm = GraphModule(Module(), copy.deepcopy(graph))
+    with ExitStack() as undo:
+        for module in ("torch.utils._runtime_estimation", "torch._inductor.utils", "torch._inductor.scheduler"):
+            for name, value in (("get_gpu_dram_gbps", 2000.0), ("get_device_tflops", 300.0)):
+                if hasattr(import_module(module), name):
+                    undo.enter_context(mock.patch(f"{module}.{name}", lambda *_, value=value: value))
+        began = time.process_time()
+        try:
+            schedule_overlap_bucketing(
+                gm,
+                collective_bucketing=True,
+                compute_estimator="analytical",
+                custom_runtime_estimation=lambda node, *_: None,
+            )
+        except Exception as error:
+            return type(error).__name__
+        return time.process_time() - began
+
+
+def rows(sizes: tuple[int, ...], most: int) -> Iterator[list[Any]]:
+    """One row a graph and size."""
+    import torch.distributed as dist
+
+    from counterpoint._torch import fake_store
+
+    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=8)
+    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    for shape, make in SHAPES.items():
+        collectives: list[int] = []
+        seconds: list[float] = []
+        for size in sizes:
+            graph = make(size)
+            collectives.append(size)
+            seconds.append(ours_s(graph, "schedule-overlap{mode=custom}"))
+            order = ours_s(graph, "schedule-overlap{bucket=false}")
+            peer: float | str = peer_s(renamed(graph, name)) if size <= most else "-"
+            slope = growth_exponent(collectives, seconds) if len(seconds) > 1 else "-"
+            ratio = peer / seconds[-1] if isinstance(peer, float) else "-"
+            yield [shape, len(graph.nodes), size, order, seconds[-1], slope, peer, ratio]
+    dist.destroy_process_group()
+
+
+def renamed(graph: Graph, name: str) -> Graph:
+    """The graph with all groups being the world, which the peer looks up."""
+    copied = copy.deepcopy(graph)
+    for node in copied.nodes:
+        node.args = tuple(name if isinstance(arg, str) and arg in GROUPS else arg for arg in node.args)
+    return copied
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small graphs only")
+    parser.add_argument("--peer-collectives", type=int, default=PEER_COLLECTIVES, help="largest graph for the peer")
+    asked = parser.parse_args()
+    columns = ["graph", "nodes", "collectives", "order only s", "buckets s", "exponent", "inductor s", "inductor/ours"]
+    sizes = QUICK_COLLECTIVES if asked.quick else COLLECTIVES
+    print_table("scheduling: processor seconds", columns, rows(sizes, asked.peer_collectives))
+
+
+if __name__ == "__main__":
+    main()
