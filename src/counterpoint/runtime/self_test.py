@@ -64,7 +64,9 @@ def exchanged(own: Mapping[str, str], within_s: float) -> list[dict[str, str]]:
     """The facts of every rank; AgreementError names those that say nothing in time."""
     store = default_store()
     ranks = range(dist.get_world_size())
-    keys = [f"counterpoint/doctor/{rank}" for rank in ranks]
+    # Each time has keys of its own, or a rank could read what another one said the last time.
+    time = store.add(f"counterpoint/doctor/times/{dist.get_rank()}", 1)
+    keys = [f"counterpoint/doctor/{time}/{rank}" for rank in ranks]
     store.set(keys[dist.get_rank()], json.dumps(dict(own)))
     if not arrived(store, keys, within_s):
         silent = [rank for rank in ranks if not store.check([keys[rank]])]
