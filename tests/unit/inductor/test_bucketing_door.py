@@ -16,6 +16,7 @@ from torch._inductor.fx_passes import bucketing as inductors
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from counterpoint import fake_world
+from counterpoint._torch import torch_version
 from counterpoint.errors import GraphError, OptionError
 from counterpoint.inductor.fx_passes import bucketing as door
 from counterpoint.ir.build import GraphBuilder, collectives_in
@@ -86,6 +87,11 @@ def check_values(before: fx.GraphModule, after: fx.GraphModule, b: GraphBuilder)
 # -- the same door ----------------------------------------------------------------------------------------------------
 
 
+as_in_2_13 = pytest.mark.skipif(
+    torch_version() < (2, 13), reason="the door has the names, signatures and operators of torch 2.13 in every version"
+)
+
+
 def public(module: Any) -> set[str]:
     own = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == inductors.__name__}
     return {name for name in own if not name.startswith("_") and callable(vars(module)[name])}
@@ -100,6 +106,7 @@ def test_nothing_public_is_missing() -> None:
     assert all(hasattr(door, name) for name in public(inductors))
 
 
+@as_in_2_13
 @pytest.mark.parametrize("name", sorted(public(inductors)))
 def test_signatures_are_inductors(name: str) -> None:
     ours, theirs = (inspect.signature(getattr(module, name)).parameters for module in (door, inductors))
@@ -125,6 +132,7 @@ GATHERS: dict[str, Callable[[GraphBuilder], fx.GraphModule]] = {
 }
 
 
+@as_in_2_13
 @pytest.mark.parametrize("mode", ["default", "custom_ops", "custom_ops_multidtype", "coalesced", None])
 @pytest.mark.parametrize("form", GATHERS)
 def test_gathers_become_inductors_operators(world: None, form: str, mode: Any) -> None:
@@ -137,6 +145,7 @@ def test_gathers_become_inductors_operators(world: None, form: str, mode: Any) -
     assert arguments[0] == arguments[1]
 
 
+@as_in_2_13
 @pytest.mark.parametrize("mode", ["default", "custom_ops", "coalesced", None])
 def test_scatters_become_inductors_operators(mode: Any) -> None:
     ours, theirs = (scatters(GraphBuilder({WORLD: range(2)})) for _ in range(2))
@@ -176,6 +185,7 @@ def test_without_a_process_group_gathers_hold_no_rank(builder: GraphBuilder) -> 
     check_values(before, gm, builder)
 
 
+@as_in_2_13
 @pytest.mark.parametrize(
     ("name", "rest"),
     [
@@ -222,6 +232,7 @@ def every_kind(b: GraphBuilder) -> fx.Graph:
     return b.finish(*waits, used).graph
 
 
+@as_in_2_13
 @pytest.mark.parametrize("name", PREDICATES)
 def test_predicates_answer_as_inductors(builder: GraphBuilder, name: str) -> None:
     nodes = [node for node in every_kind(builder).nodes if node.op != "output"]

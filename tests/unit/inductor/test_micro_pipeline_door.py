@@ -25,8 +25,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from counterpoint.inductor.fx_passes import micro_pipeline_tp as door
 from counterpoint.ir.build import GraphBuilder
 
-# The names that exist on every torch since 2.11; newer ones deprecate them.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
+pytestmark = [
+    # The names that exist on every torch since 2.11; newer ones deprecate them.
+    pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),
+    # Inductor's own pass erases twice on 2.11.
+    pytest.mark.filterwarnings("ignore:erase_node.* on an already erased node:UserWarning"),
+]
 
 ATEN, C10D = torch.ops.aten, torch.ops._c10d_functional
 FP8 = torch.float8_e4m3fn

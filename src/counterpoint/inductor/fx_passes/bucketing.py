@@ -241,7 +241,9 @@ def bucket_all_reduce(
 
 
 def _default_mode() -> BucketMode:
-    return _inductors._default_bucket_mode()
+    # A setting from torch 2.12 on.
+    chosen: Callable[[], BucketMode] = getattr(_inductors, "_default_bucket_mode", lambda: "default")
+    return chosen()
 
 
 # -- merging ----------------------------------------------------------------------------------------------------------
