@@ -401,6 +401,7 @@ def test_a_replaced_body_is_traced_too(builder: GraphBuilder, monkeypatch: pytes
     gm.graph.lint()
 
 
+@pytest.mark.skipif(torch_version() < (2, 13), reason="collectives take a group by its name only before torch 2.13")
 def test_a_group_that_the_graph_computes_stays_a_node(world: None, builder: GraphBuilder) -> None:
     gm = reductions(builder)
     with gm.graph.inserting_before(collectives_in(gm.graph)[0]):

@@ -22,6 +22,7 @@ from torch.distributed._symmetric_memory import _test_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from counterpoint._torch import torch_version
 from counterpoint.inductor.fx_passes import micro_pipeline_tp as door
 from counterpoint.ir.build import GraphBuilder
 
@@ -318,6 +319,8 @@ def test_one_matmul_between_gather_and_scatter_goes_with_the_gather(group: Any) 
         door.micro_pipeline_tp_pass(gm.graph)
     assert len(fused(gm.graph)) == 1
     assert names(gm.graph)["_c10d_functional.reduce_scatter_tensor.default"] == 1
+    if torch_version() < (2, 13):
+        return
     with pytest.raises(AttributeError, match="all_input_nodes"):
         run_both(function, torch.rand(4, 8), torch.rand(8, 6))
 
