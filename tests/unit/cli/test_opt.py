@@ -67,7 +67,7 @@ def test_the_fields_of_a_report_are_these(saved: Path) -> None:
     }
     assert set(report["passes"][0]) == {
         *("text", "status", "problem", "seconds", "verify_seconds", "edits", "operators"),
-        *("collectives_before", "collectives_after"),
+        *("collectives_before", "collectives_after", "plan"),
     }
     assert set(report["ledger"]) == {"schema", "collectives"}
     entry = report["ledger"]["collectives"][0]
@@ -149,5 +149,5 @@ def test_what_passes_decided_is_written_and_carried_out_again(tmp_path: Path) ->
     pinned = CliRunner().invoke(
         main, ["opt", str(path), "--passes", f'schedule-overlap{{plan="{plan}"}}', "--write-plan", str(plan), "--json"]
     )
-    first, again = json.loads(done.output)["reports"][0], json.loads(pinned.output)["reports"][0]
-    assert again["passes"][0]["plan"] == first["passes"][0]["plan"]
+    (first,), (again,) = (reports_from_json(one.stdout) for one in (done, pinned))
+    assert first.plan == again.plan
