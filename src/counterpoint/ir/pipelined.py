@@ -25,7 +25,8 @@ computed without a process group, which is why those that gather or scatter are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -204,3 +205,14 @@ _register(
 
 OPS = torch.ops.counterpoint
 """The operators: `OPS.all_gather_matmul.default` and so on."""
+
+SHAPED_BY: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        OPS.all_gather_matmul.default: _fake_all_gather_matmul,
+        OPS.all_gather_scaled_matmul.default: _fake_all_gather_scaled_matmul,
+        OPS.matmul_reduce_scatter.default: _fake_matmul_reduce_scatter,
+        OPS.scaled_matmul_reduce_scatter.default: _fake_scaled_matmul_reduce_scatter,
+        OPS.matmul_all_reduce.default: _fake_matmul_all_reduce,
+    }
+)
+"""What each would compute, as a plain function of tensors that need no values."""

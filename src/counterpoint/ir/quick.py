@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from counterpoint._torch import FakeTensor, FakeTensorMode, fake_tensor, is_constant_sized
+from counterpoint.errors import CounterpointError
 from counterpoint.ir import packing
+from counterpoint.ir.pipelined import SHAPED_BY
 
 ATEN = torch.ops.aten
 C10D = torch.ops._c10d_functional
@@ -50,18 +52,19 @@ def quick_value(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mod
     """What the call computes, or NotImplemented where only the dispatcher knows."""
     if target is operator.getitem:
         return _element(*args)
-    if kwargs or (target not in QUICK and target not in _BY_SIZE):
+    if kwargs or not (target in QUICK or target in _BY_SIZE or target in SHAPED_BY):
         return NotImplemented
     devices: set[torch.device] = set()
     try:
         if target in _BY_SIZE and (value := _BY_SIZE[target](mode, *args)) is not None:
             return value
-        if target not in QUICK:
+        call = SHAPED_BY.get(target, target if target in QUICK else None)
+        if call is None:
             return NotImplemented
         plain = [_plain(arg, mode, devices) for arg in args]
         (device,) = devices
-        return _wrapped(target(*plain), mode, device)
-    except (_NotPlain, RuntimeError, ValueError):
+        return _wrapped(call(*plain), mode, device)
+    except (_NotPlain, CounterpointError, RuntimeError, ValueError):
         # What is wrong with the call is better told by the dispatcher.
         return NotImplemented
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch.fx import Node
 
@@ -23,6 +24,8 @@ class Estimates:
 
     model: CostModel
     groups: GroupTable
+    _known_us: dict[tuple[Any, ...], float] = field(default_factory=dict)
+    """Times of matmuls by what they compute; the layers of a model repeat them."""
 
     @staticmethod
     def of(context: PassContext) -> Estimates:
@@ -31,8 +34,11 @@ class Estimates:
         return Estimates(context.cost_model or CostModel.of(context.options, links), context.groups)
 
     def compute_us(self, node: Node) -> float:
-        """The time of a node; nothing where that is not known, so that nothing is planned to hide behind it."""
-        return self.model.node_us(node) or 0.0
+        """The time of a matmul; nothing where that is not known, so that nothing is planned to hide behind it."""
+        key = (node.target, *(_form(operand) for operand in (node, *node.all_input_nodes)))
+        if key not in self._known_us:
+            self._known_us[key] = self.model.node_us(node) or 0.0
+        return self._known_us[key]
 
     def communication_us(self, start: Node) -> float:
         """The time of a collective."""
@@ -63,6 +69,12 @@ class Estimates:
         spec = ops.spec_of(start.target)
         size = ops.argument(start, spec.group_size) if spec is not None and spec.group_size else 2
         return tuple(range(size))
+
+
+def _form(operand: Node) -> tuple[Any, ...]:
+    tensor = metadata.tensor_of(operand)
+    # Symbols that have no hash of their own are told apart by their text.
+    return str(tensor.dtype), *(size if isinstance(size, int) else str(size) for size in tensor.shape)
 
 
 def _device(start: Node) -> str:
