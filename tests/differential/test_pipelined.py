@@ -16,6 +16,7 @@ from tests.support.pipelined_checks import (
     check_scaled_scatters,
     opcheck_all,
 )
+from tests.support.pipelined_exchanges import check_exchanges
 from tests.support.pipelined_failures import killed, stalled
 from tests.support.pipelined_stand_in import check_on_stand_in
 
@@ -131,6 +132,12 @@ def test_gradients_of_averages(ranks) -> None:
 @pytest.mark.parametrize("check", [check_scaled_gathers, check_scaled_scatters])
 def test_scaled_products(ranks, check: Any, lowering: str) -> None:
     assert ranks(2).run(check, lowering) == [[], []]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(("lowering", "chunks"), WAYS[:3])
+def test_parts_that_are_exchanged(ranks, world_size: int, lowering: str, chunks: int) -> None:
+    assert ranks(world_size).run(check_exchanges, lowering, chunks) == [[]] * world_size
 
 
 def test_torch_finds_nothing_wrong_with_the_operators(ranks) -> None:

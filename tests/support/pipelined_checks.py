@@ -133,6 +133,8 @@ def opcheck_all() -> dict[str, dict[str, str]]:
         OPS.all_gather_matmul.default: (x, [w], [bias], [F32], 0, True, *how[1:], True),
         OPS.matmul_reduce_scatter.default: ([x], [w], bias, "sum", *how, BF16),
         OPS.matmul_all_reduce.default: ([x], [w], bias, "avg", 2, group, None),
+        OPS.all_to_all_matmul.default: (x, [w], [bias], [F32], *how[1:], True),
+        OPS.matmul_all_to_all.default: ([x], [w], bias, *how[1:], None),
         OPS.all_gather_scaled_matmul.default: (a, sa, [b], [sb], [None], [None], [F32], [False], *how, False),
         OPS.scaled_matmul_reduce_scatter.default: (
             *([a], [b], [sa], [sb], None, None, "sum", 0, False),

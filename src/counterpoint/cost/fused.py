@@ -15,7 +15,8 @@ from counterpoint._torch import size_hint
 from counterpoint.ir import metadata, ops
 from counterpoint.ir.ops import Kind
 
-FUSED = frozenset({Kind.GATHER_MATMUL, Kind.MATMUL_SCATTER, Kind.MATMUL_REDUCE})
+_BEHIND = frozenset({Kind.GATHER_MATMUL, Kind.EXCHANGE_MATMUL})
+FUSED = _BEHIND | {Kind.MATMUL_SCATTER, Kind.MATMUL_REDUCE, Kind.MATMUL_EXCHANGE}
 """Kinds of operators with a product inside."""
 
 
@@ -35,7 +36,7 @@ def fused_work(node: Node, ranks: int) -> FusedWork | None:
         return None
     # Operands are optional in some and nested in others; what does not fit is unknown and never an error.
     try:
-        return _gather(node, ranks) if spec.kind is Kind.GATHER_MATMUL else _reduction(node, ranks, spec.kind)
+        return _behind(node, ranks, spec.kind) if spec.kind in _BEHIND else _reduction(node, ranks, spec.kind)
     except (IndexError, TypeError, AttributeError):
         return None
 
@@ -45,8 +46,10 @@ def overlapped_us(network_us: float, product_us: float, ranks: int) -> float:
     return max(network_us, product_us) + min(network_us, product_us) / max(1, ranks)
 
 
-def _gather(node: Node, ranks: int) -> FusedWork:
-    shard = metadata.tensor_of(_operands(node, "shard", "A")[0])
+def _behind(node: Node, ranks: int, kind: Kind) -> FusedWork:
+    shard = metadata.tensor_of(_operands(node, "shard", "A", "tensor")[0])
+    # What is exchanged keeps its size; what is gathered is every rank's.
+    ranks = ranks if kind is Kind.GATHER_MATMUL else 1
     others = [metadata.tensor_of(other) for other in _operands(node, "others", "Bs")]
     left = bool(_optional(node, "gathered_left", True))
     nbytes = _hint(metadata.nbytes_of(shard)) * ranks

@@ -217,6 +217,8 @@ _FUSED: Mapping[Kind, Kind] = MappingProxyType(
         Kind.GATHER_MATMUL: Kind.ALL_GATHER,
         Kind.MATMUL_SCATTER: Kind.REDUCE_SCATTER,
         Kind.MATMUL_REDUCE: Kind.ALL_REDUCE,
+        Kind.EXCHANGE_MATMUL: Kind.ALL_TO_ALL,
+        Kind.MATMUL_EXCHANGE: Kind.ALL_TO_ALL,
     }
 )
 

@@ -106,6 +106,24 @@ def _matmul_all_reduce(ranks: Sequence[Arguments]) -> list[Tensor]:
     return [total.clone() for _ in ranks]
 
 
+def _exchanged(tensors: Sequence[Tensor]) -> list[Tensor]:
+    parts = [tensor.tensor_split(len(tensors)) for tensor in tensors]
+    return [torch.cat([part[rank] for part in parts]) for rank in range(len(tensors))]
+
+
+def _all_to_all_matmul(ranks: Sequence[Arguments]) -> list[list[Tensor]]:
+    results = []
+    for a, received in zip(ranks, _exchanged([a["tensor"] for a in ranks]), strict=True):
+        lists = zip(a["others"], a["biases"], a["out_dtypes"], strict=True)
+        products = [_product(received, other, bias, dtype) for other, bias, dtype in lists]
+        results.append([*products, received] if a["keep_received"] else products)
+    return results
+
+
+def _matmul_all_to_all(ranks: Sequence[Arguments]) -> list[Tensor]:
+    return _exchanged([_sum_of_products(a) for a in ranks])
+
+
 FUSED_MEANING: Mapping[str, Callable[[Sequence[Arguments]], list[Any]]] = MappingProxyType(
     {
         "counterpoint::all_gather_matmul": _all_gather_matmul,
@@ -113,6 +131,8 @@ FUSED_MEANING: Mapping[str, Callable[[Sequence[Arguments]], list[Any]]] = Mappin
         "counterpoint::matmul_reduce_scatter": _matmul_reduce_scatter,
         "counterpoint::scaled_matmul_reduce_scatter": _scaled_matmul_reduce_scatter,
         "counterpoint::matmul_all_reduce": _matmul_all_reduce,
+        "counterpoint::all_to_all_matmul": _all_to_all_matmul,
+        "counterpoint::matmul_all_to_all": _matmul_all_to_all,
     }
 )
 """By qualified name: the result of each rank, given the arguments of each rank."""

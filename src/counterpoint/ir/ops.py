@@ -36,6 +36,8 @@ class Kind(Enum):
     GATHER_MATMUL = "all_gather_matmul"
     MATMUL_SCATTER = "matmul_reduce_scatter"
     MATMUL_REDUCE = "matmul_all_reduce"
+    EXCHANGE_MATMUL = "all_to_all_matmul"
+    MATMUL_EXCHANGE = "matmul_all_to_all"
     PEER_MEMORY = "peer_memory"
     WAIT = "wait"
 
@@ -228,6 +230,8 @@ _ROWS: tuple[OpSpec, ...] = (
     _ours("matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("lefts", "rights"), **_REDUCES, **_SIZED),
     _ours("scaled_matmul_reduce_scatter", Kind.MATMUL_SCATTER, payload=("lefts", "rights"), **_REDUCES, **_SIZED),
     _ours("matmul_all_reduce", Kind.MATMUL_REDUCE, payload=("lefts", "rights"), **_REDUCES),
+    _ours("all_to_all_matmul", Kind.EXCHANGE_MATMUL, payload=("tensor",), **_SIZED),
+    _ours("matmul_all_to_all", Kind.MATMUL_EXCHANGE, payload=("lefts", "rights"), **_SIZED),
     # Views of peers' buffers and one-sided copies.
     _symm("get_remote_tensors", Kind.PEER_MEMORY, payload=("x",)),
     _symm("nvshmem_put", Kind.PEER_MEMORY, payload=("tensor",), written=("tensor",), peer="peer", **_NO_GROUP),

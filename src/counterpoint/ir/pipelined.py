@@ -5,6 +5,8 @@
     matmul_reduce_scatter        the sum of one or more products, reduced over the group and scattered along a dim
     scaled_matmul_reduce_scatter the same with scaled matmuls
     matmul_all_reduce            the sum of one or more products, reduced over the group
+    all_to_all_matmul            exchange equal parts along dim 0, multiply what came with one or more matrices
+    matmul_all_to_all            the sum of one or more products, its parts along dim 0 exchanged
 
 What holds for all of them:
 
@@ -165,6 +167,37 @@ def _fake_matmul_all_reduce(
     return lefts[0].new_empty(shape, dtype=dtype)
 
 
+def _fake_all_to_all_matmul(
+    tensor: Tensor,
+    others: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    out_dtypes: Sequence[torch.dtype],
+    chunks: int,
+    group_size: int,
+    group_name: str,
+    keep_received: bool,
+) -> list[Tensor]:
+    check_lists("all_to_all_matmul", len(others), biases=biases, out_dtypes=out_dtypes)
+    scattered_shape(tensor.shape, 0, group_size)
+    pairs = zip(others, out_dtypes, strict=True)
+    results = [tensor.new_empty(product_shape(tensor.shape, other.shape), dtype=dtype) for other, dtype in pairs]
+    return [*results, tensor.new_empty(tensor.shape)] if keep_received else results
+
+
+def _fake_matmul_all_to_all(
+    lefts: Sequence[Tensor],
+    rights: Sequence[Tensor],
+    bias: Tensor | None,
+    chunks: int,
+    group_size: int,
+    group_name: str,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    shape, dtype = _partial("matmul_all_to_all", lefts, rights, "sum", out_dtype)
+    scattered_shape(shape, 0, group_size)
+    return lefts[0].new_empty(shape, dtype=dtype)
+
+
 def _register(name: str, schema: str, fake: Callable[..., Any]) -> None:
     qualified = f"counterpoint::{name}"
     torch.library.define(qualified, schema, tags=_TAGS)
@@ -203,6 +236,18 @@ _register(
     _fake_matmul_all_reduce,
 )
 
+_register(
+    "all_to_all_matmul",
+    f"(Tensor tensor, Tensor[] others, Tensor?[] biases, ScalarType[] out_dtypes, {_GROUP}, bool keep_received) "
+    "-> Tensor[]",
+    _fake_all_to_all_matmul,
+)
+_register(
+    "matmul_all_to_all",
+    f"(Tensor[] lefts, Tensor[] rights, Tensor? bias, {_GROUP}, ScalarType? out_dtype=None) -> Tensor",
+    _fake_matmul_all_to_all,
+)
+
 OPS = torch.ops.counterpoint
 """The operators: `OPS.all_gather_matmul.default` and so on."""
 
@@ -213,6 +258,8 @@ SHAPED_BY: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         OPS.matmul_reduce_scatter.default: _fake_matmul_reduce_scatter,
         OPS.scaled_matmul_reduce_scatter.default: _fake_scaled_matmul_reduce_scatter,
         OPS.matmul_all_reduce.default: _fake_matmul_all_reduce,
+        OPS.all_to_all_matmul.default: _fake_all_to_all_matmul,
+        OPS.matmul_all_to_all.default: _fake_matmul_all_to_all,
     }
 )
 """What each would compute, as a plain function of tensors that need no values."""

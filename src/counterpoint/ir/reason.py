@@ -92,6 +92,10 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "a gather of nothing, of a scalar or over one rank has no parts to multiply", "leave it as it is"
         ),
         "scatter-form": Reason("a reduction of nothing or of a scalar has no parts to send", "leave it as it is"),
+        "exchange-form": Reason(
+            "the parts that are exchanged cannot be multiplied one by one",
+            "exchange equal parts of two dimensions or more, and multiply them with a plain matrix",
+        ),
         "pipeline-form": Reason(
             "this form of the collective cannot be pipelined with a matmul",
             "use the functional form of one tensor, with one wait and a group that has a name",

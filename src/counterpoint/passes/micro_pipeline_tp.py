@@ -15,6 +15,7 @@ from counterpoint.passes.book import origins_of
 from counterpoint.passes.contract import Contract
 from counterpoint.passes.micro_pipeline.choice import Hiding, choose_chunks, refuse_small
 from counterpoint.passes.micro_pipeline.estimates import Estimates
+from counterpoint.passes.micro_pipeline.exchanges import ExchangePlan
 from counterpoint.passes.micro_pipeline.plans import Planned, partner_of, plan_graph, with_chunks
 from counterpoint.passes.micro_pipeline.rewrite import GatherPlan, Plan, carry_out
 
@@ -41,7 +42,8 @@ class MicroPipelineTp(Pass):
     addmm or linear with a bias, bmm, or scaled ones, with the gathered tensor as left or right operand, seen through
     reshapes and transposes. Reductions are sum or avg of products that nothing else uses. With when=pays also the
     estimate must say that it is faster, and, with leave-hidden, that independent compute nearby does not hide the
-    collective anyway. A matmul between a gather and a reduce-scatter goes with one of them.
+    collective anyway. A matmul between a gather and a reduce-scatter goes with one of them. An all-to-all of
+    equal parts goes with the matmuls of the rows that it brings, or else with the one that computes what it sends.
 
     Before and after:
 
@@ -109,6 +111,8 @@ class MicroPipelineTp(Pass):
 
 def wait_of(plan: Plan) -> Node:
     """The wait of a plan's collective."""
+    if isinstance(plan, ExchangePlan):
+        return plan.wait
     return plan.gather.wait if isinstance(plan, GatherPlan) else plan.scatter.wait
 
 

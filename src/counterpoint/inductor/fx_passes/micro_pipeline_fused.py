@@ -22,14 +22,12 @@ from counterpoint.passes.micro_pipeline.axes import is_fold, shape_of, source_of
 from counterpoint.passes.micro_pipeline.forms import Form, stands
 from counterpoint.passes.micro_pipeline.gathers import is_returned
 from counterpoint.passes.micro_pipeline.layout import check_layout, shaped
+from counterpoint.passes.micro_pipeline.outcome import Outcome, is_needed, product_results
 from counterpoint.passes.micro_pipeline.products import Product, Scales
 from counterpoint.passes.micro_pipeline.rewrite import (
     GatherPlan,
-    Outcome,
     Plan,
     ScatterPlan,
-    is_needed,
-    product_results,
     write,
 )
 from counterpoint.passes.micro_pipeline.scatters import read_sent

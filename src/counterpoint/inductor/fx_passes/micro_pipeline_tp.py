@@ -181,7 +181,8 @@ def micro_pipeline_tp_pass(graph: fx.Graph) -> None:
     setting `reorder_for_compute_comm_overlap` says that collectives are going to be reordered."""
     starts = {match.ag_node for match in find_all_gather_patterns(graph)}
     starts |= {match.reduce_scatter_node for match in find_reduce_scatter_patterns(graph)}
-    starts.update(_starts(graph, Kind.ALL_REDUCE))
+    for kind in (Kind.ALL_REDUCE, Kind.ALL_TO_ALL):
+        starts.update(_starts(graph, kind))
     if config.reorder_for_compute_comm_overlap:
         starts.difference_update(_get_unexposed_collectives(graph))
     if not starts:

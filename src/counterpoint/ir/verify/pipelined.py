@@ -88,6 +88,13 @@ class Spelling:
         start = self(C10D.reduce_scatter_tensor.default, rows, self.get("reduce_op"), ranks, self.get("group_name"))
         return self(C10D.wait_tensor.default, start)
 
+    def exchanged(self, value: Node) -> Node:
+        """This rank's parts of all ranks' tensors, in equal parts along dim 0."""
+        ranks = self.get("group_size")
+        sizes = [metadata.tensor_of(value).shape[0] // ranks] * ranks
+        start = self(C10D.all_to_all_single.default, value, sizes, sizes, self.get("group_name"))
+        return self(C10D.wait_tensor.default, start)
+
     def cut_and_joined(self, value: Node, count: int, cut: int, joined: int) -> Node:
         """The tensor cut into equal pieces along one dimension, these joined along another."""
         dims = metadata.tensor_of(value).dim()
@@ -166,12 +173,24 @@ def _matmul_all_reduce(spell: Spelling) -> Spelled:
     return spell(C10D.wait_tensor.default, start)
 
 
+def _all_to_all_matmul(spell: Spelling) -> Spelled:
+    received, names = spell.exchanged(spell.get("tensor")), ("others", "biases", "out_dtypes")
+    products = [spell.product(received, *given) for given in zip(*map(spell.get, names), strict=True)]
+    return [*products, received] if spell.get("keep_received") else products
+
+
+def _matmul_all_to_all(spell: Spelling) -> Spelled:
+    return spell.exchanged(spell.sum_of_products())
+
+
 _SPELLED: Mapping[str, Callable[[Spelling], Spelled]] = MappingProxyType(
     {
         "counterpoint::all_gather_matmul": _all_gather_matmul,
         "counterpoint::all_gather_scaled_matmul": _all_gather_scaled_matmul,
         "counterpoint::matmul_reduce_scatter": _matmul_reduce_scatter,
         "counterpoint::matmul_all_reduce": _matmul_all_reduce,
+        "counterpoint::all_to_all_matmul": _all_to_all_matmul,
+        "counterpoint::matmul_all_to_all": _matmul_all_to_all,
     }
 )
 

@@ -15,6 +15,7 @@ from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.ops import Kind
 from counterpoint.passes.base import PassContext
 from counterpoint.passes.micro_pipeline.choice import Work
+from counterpoint.passes.micro_pipeline.exchanges import ExchangePlan
 from counterpoint.passes.micro_pipeline.rewrite import GatherPlan, Plan
 
 
@@ -49,7 +50,9 @@ class Estimates:
     def work(self, plan: Plan) -> Work:
         """What a plan would overlap."""
         start, device = plan.starts[0], _device(plan.starts[0])
-        if isinstance(plan, GatherPlan):
+        if isinstance(plan, ExchangePlan):
+            products, parts = list(plan.products), plan.ranks
+        elif isinstance(plan, GatherPlan):
             products, parts = [use.product for use in plan.uses], plan.gather.ranks
         else:
             products, parts = list(plan.scatter.products), plan.scatter.ranks or 1
@@ -67,6 +70,8 @@ class Estimates:
         if name in self.groups:
             return self.groups[name]
         spec = ops.spec_of(start.target)
+        if spec is not None and spec.kind is Kind.ALL_TO_ALL:
+            return tuple(range(len(ops.argument(start, "input_split_sizes"))))
         size = ops.argument(start, spec.group_size) if spec is not None and spec.group_size else 2
         return tuple(range(size))
 

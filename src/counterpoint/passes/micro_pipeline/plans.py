@@ -15,6 +15,7 @@ from counterpoint.ir import ops
 from counterpoint.ir.ops import Kind
 from counterpoint.ir.reason import Refusal
 from counterpoint.ir.view import GraphView
+from counterpoint.passes.micro_pipeline.exchanges import ExchangePlan, read_exchange
 from counterpoint.passes.micro_pipeline.gather_uses import Found, Use, find_uses, shared_forms
 from counterpoint.passes.micro_pipeline.gathers import Gather, axes_behind, read_gather
 from counterpoint.passes.micro_pipeline.products import is_matmul
@@ -45,6 +46,13 @@ def plan_graph(view: GraphView, among: Container[Node] | None = None) -> Planned
         _plan_gather(item, wanted, taken, scales, planned)
     for scatter in scatters:
         _plan_scatter(scatter, taken, planned)
+    for start in _exchanges(starts):
+        read = read_exchange(start, view, taken)
+        if isinstance(read, Refusal):
+            planned.refused[start] = read
+        else:
+            taken.update((product.node, start) for product in read.products)
+            planned.plans.append(read)
     done = {start for plan in planned.plans for start in plan.starts}
     planned.refused = {start: why for start, why in planned.refused.items() if start not in done}
     planned.plans.sort(key=lambda plan: plan.starts[0])
@@ -65,6 +73,10 @@ def _read(starts: Iterable[Node], planned: Planned) -> tuple[list[Gather], list[
         else:
             scatters.append(read)
     return gathers, scatters
+
+
+def _exchanges(starts: Iterable[Node]) -> Iterator[Node]:
+    return (s for s in starts if (spec := ops.spec_of(s.target)) is not None and spec.kind is Kind.ALL_TO_ALL)
 
 
 def _plan_gather(found: Found, wanted: set[Node], taken: dict[Node, Node], scales: set[Node], planned: Planned) -> None:
@@ -129,6 +141,8 @@ def partner_of(plan: Plan) -> str:
 
 
 def _matmuls(plan: Plan) -> list[Node]:
+    if isinstance(plan, ExchangePlan):
+        return [product.node for product in plan.products]
     if isinstance(plan, GatherPlan):
         uses: tuple[Use, ...] = plan.uses
         return [use.product.node for use in uses]

@@ -7,8 +7,8 @@ rewrite that cannot stand does not keep the others from it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,12 +19,14 @@ from counterpoint.ir.edit import GraphEditor, Transaction
 from counterpoint.ir.reason import Refusal
 from counterpoint.ir.verify.pipelined import DONE_BEFORE
 from counterpoint.passes.emitting import GraphEmit
-from counterpoint.passes.micro_pipeline.axes import RANKS, Axes, Axis, flattened, is_fold, is_view, shape_of, whole
+from counterpoint.passes.micro_pipeline.axes import RANKS, Axes, Axis, flattened, shape_of, whole
+from counterpoint.passes.micro_pipeline.exchanges import ExchangePlan, write_exchange
 from counterpoint.passes.micro_pipeline.forms import Form, in_place
 from counterpoint.passes.micro_pipeline.gather_uses import Use
 from counterpoint.passes.micro_pipeline.gathers import Gather, is_returned
 from counterpoint.passes.micro_pipeline.layout import check_layout, refined, shaped, turned
 from counterpoint.passes.micro_pipeline.operators import gather_products, reduce_products, scatter_products
+from counterpoint.passes.micro_pipeline.outcome import Outcome, is_needed, product_results
 from counterpoint.passes.micro_pipeline.products import Product
 from counterpoint.passes.micro_pipeline.scatters import Scatter
 
@@ -59,23 +61,7 @@ class ScatterPlan:
         return (self.scatter.start,)
 
 
-Plan = GatherPlan | ScatterPlan
-
-
-@dataclass
-class Outcome:
-    """What becomes of old nodes."""
-
-    results: dict[Node, Node] = field(default_factory=dict)
-    """New nodes by the old ones whose users they get."""
-    gone: list[Node] = field(default_factory=list)
-    """Old nodes that go where nothing else uses them."""
-
-    def keep(self, start: Node, old: Node, new: Node) -> None:
-        """The new node stands for the old result, and for the start where the graph returns that unwaited."""
-        self.results[old] = new
-        if is_returned(start):
-            self.results[start] = new
+Plan = GatherPlan | ScatterPlan | ExchangePlan
 
 
 Write = Callable[[Transaction, Plan, Outcome], Node]
@@ -85,6 +71,8 @@ def write(tx: Transaction, plan: Plan, outcome: Outcome) -> Node:
     """Add the operator of a plan; returns it."""
     if isinstance(plan, GatherPlan):
         return _write_gather(tx, plan, outcome)
+    if isinstance(plan, ExchangePlan):
+        return write_exchange(tx, plan, outcome)
     return _write_scatter(tx, plan, outcome)
 
 
@@ -188,30 +176,6 @@ def restored(emit: GraphEmit, gathered: Node, gather: Gather, form: Form) -> Nod
     have = tuple((ranks, *group) if dim == form.along else group for dim, group in enumerate(form.dims))
     want = refined(gather.axes, flattened(form.dims))
     return check_layout(emit, turned(emit, gathered, have, want, packed=True), gather.result)
-
-
-def product_results(emit: GraphEmit, matmul: Node, part: Node) -> Mapping[Node, Node]:
-    """What stands for a matmul, and for the views of it that look as the part does."""
-    if shape_of(part) == shape_of(matmul):
-        return {matmul: check_layout(emit, part, matmul)}
-    alike = [user for user in matmul.users if is_fold(user) and shape_of(user) == shape_of(part)]
-    results = {user: check_layout(emit, part, user) for user in alike}
-    if len(alike) < len(matmul.users):
-        results[matmul] = check_layout(emit, shaped(emit, part, shape_of(matmul)), matmul)
-    return results
-
-
-def is_needed(node: Node, besides: frozenset[Node]) -> bool:
-    """Whether something other than these nodes uses the node, be it through views."""
-    frontier = [node]
-    while frontier:
-        for user in frontier.pop().users:
-            if user in besides:
-                continue
-            if user.op != "call_function" or not user.users or not is_view(user):
-                return True
-            frontier.append(user)
-    return False
 
 
 def _views_between(result: Node, product: Product) -> Iterable[Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from counterpoint.cost.capabilities import Capabilities
@@ -49,6 +50,13 @@ def for_all_reduce(partial: Partial, reduce_op: str, ranks: int, capabilities: C
     if capabilities.shared_memory and not supports(partial.dtype, reduce_op):
         return Lowering.MESSAGES if capabilities.messages else Lowering.PLAIN
     return _on_host(capabilities)
+
+
+def for_exchange(shape: Sequence[int], ranks: int, capabilities: Capabilities) -> Lowering:
+    """How an exchange of parts and its products are run: by messages, which it is made of."""
+    if ranks == 1 or 0 in shape or not capabilities.messages:
+        return Lowering.PLAIN
+    return Lowering.MESSAGES
 
 
 def _on_host(capabilities: Capabilities) -> Lowering:

@@ -45,15 +45,27 @@ def _keep_gather(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) ->
     shard, others, biases, _, *settings, keep = inputs
     ctx.dim, ctx.left, ctx.chunks, ctx.ranks, ctx.group = settings
     ctx.count, ctx.keep = len(others), keep
-    ctx.biases = [bias.shape for bias in biases if bias is not None]
-    if any(bias is not None and bias.requires_grad for bias in biases) and len(ctx.biases) < len(biases):
+    ctx.biases = _shapes_of("all_gather_matmul", biases)
+    ctx.save_for_backward(shard, *others, *([output[-1]] if keep else []))
+
+
+def _shapes_of(operator: str, biases: Sequence[Tensor | None]) -> list[Any]:
+    """The shapes of those biases that there are."""
+    shapes = [bias.shape for bias in biases if bias is not None]
+    if any(bias is not None and bias.requires_grad for bias in biases) and len(shapes) < len(biases):
         # Autograd sees lists of tensors, and none with gaps: such biases would silently get no gradient.
         raise OperatorError(
             "some biases are None, and others need a gradient",
-            where="counterpoint::all_gather_matmul",
+            where=f"counterpoint::{operator}",
             next_step="give a bias to every product or to none, for example zeros, or make a call for each kind",
         )
-    ctx.save_for_backward(shard, *others, *([output[-1]] if keep else []))
+    return shapes
+
+
+def _of_biases(ctx: Any, grads: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+    if len(ctx.biases) != ctx.count:
+        return None
+    return [None if grad is None else grad.sum_to_size(shape) for grad, shape in zip(grads, ctx.biases, strict=True)]
 
 
 def _gather_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -64,11 +76,7 @@ def _gather_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...
     needs_shard, needs_others = ctx.needs_input_grad[:2]
     shard_grad = _of_shard(ctx, shard, others, products, of_gathered) if needs_shard else None
     other_grads = _of_others(ctx, shard, kept, others, products) if _any(needs_others) else [None] * ctx.count
-    bias_grads = None
-    if len(ctx.biases) == ctx.count:
-        pairs = zip(products, ctx.biases, strict=True)
-        bias_grads = [None if grad is None else grad.sum_to_size(shape) for grad, shape in pairs]
-    return shard_grad, other_grads, bias_grads, *_rest(ctx)
+    return shard_grad, other_grads, _of_biases(ctx, products), *_rest(ctx)
 
 
 def _rest(ctx: Any) -> list[None]:
@@ -89,12 +97,17 @@ def _of_shard(
             pairs.append(left_gradient(grad, shard, other) if ctx.left else right_gradient(grad, other, shard))
     if not pairs:
         total = of_gathered if of_gathered is not None else shard.new_zeros(_whole(ctx, shard))
-        pairs = [(total.new_zeros(*total.shape[:-1], 0), total.new_zeros(0, total.shape[-1]))]
+        pairs = [_nothing(total)]
     lefts, rights = zip(*pairs, strict=True)
     scattered: Tensor = OPS.matmul_reduce_scatter.default(
         list(lefts), list(rights), of_gathered, "sum", ctx.dim, ctx.chunks, ctx.ranks, ctx.group, None
     )
     return scattered
+
+
+def _nothing(total: Tensor) -> tuple[Tensor, Tensor]:
+    """Two factors whose product is as large as the tensor, and zero."""
+    return total.new_zeros(*total.shape[:-1], 0), total.new_zeros(0, total.shape[-1])
 
 
 def _whole(ctx: Any, shard: Tensor) -> list[int]:
@@ -181,6 +194,58 @@ def _reduce_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return left_grads, right_grads, bias_grad, *_rest(ctx)
 
 
+# -- exchanges --------------------------------------------------------------------------------------------------------
+
+
+def _keep_exchange(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+    tensor, others, biases, _, ctx.chunks, ctx.ranks, ctx.group, ctx.keep = inputs
+    ctx.count, ctx.biases = len(others), _shapes_of("all_to_all_matmul", biases)
+    ctx.save_for_backward(output[-1] if ctx.keep else tensor, *others)
+
+
+def _exchange_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    held, *others = ctx.saved_tensors
+    products = [None if grad is None else grad.to(held.dtype) for grad in grads[: ctx.count]]
+    of_received = grads[-1] if ctx.keep else None
+    needs_tensor, needs_others = ctx.needs_input_grad[:2]
+    pairs = [(grad, _transposed(other)) for grad, other in zip(products, others, strict=True) if grad is not None]
+    tensor_grad = None
+    if needs_tensor:
+        lefts, rights = zip(*(pairs or [_nothing(held if of_received is None else of_received)]), strict=True)
+        tensor_grad = OPS.matmul_all_to_all.default(
+            list(lefts), list(rights), of_received, ctx.chunks, ctx.ranks, ctx.group, None
+        )
+    other_grads: list[Tensor | None] = [None] * ctx.count
+    if _any(needs_others):
+        received = held if ctx.keep else _received(ctx, held)
+        for i, (grad, other) in enumerate(zip(products, others, strict=True)):
+            other_grads[i] = None if grad is None else torch.matmul(*right_gradient(grad, received, other))
+    return tensor_grad, other_grads, _of_biases(ctx, products), *_rest(ctx)
+
+
+def _received(ctx: Any, tensor: Tensor) -> Tensor:
+    (received,) = OPS.all_to_all_matmul.default(tensor, [], [], [], ctx.chunks, ctx.ranks, ctx.group, True)
+    return received  # type: ignore[no-any-return]
+
+
+def _keep_sent(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    lefts, rights, bias, ctx.chunks, ctx.ranks, ctx.group = inputs[:6]
+    ctx.count, ctx.bias = len(lefts), None if bias is None else bias.shape
+    ctx.save_for_backward(*lefts, *rights)
+
+
+def _sent_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    lefts, rights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+    total = _received(ctx, grad.to(lefts[0].dtype))
+    pairs = list(zip(lefts, rights, strict=True))
+    left_grads = [torch.matmul(*left_gradient(total, *pair)) for pair in pairs]
+    right_grads = [torch.matmul(*right_gradient(total, *pair)) for pair in pairs]
+    bias_grad = None if ctx.bias is None else total.sum_to_size(ctx.bias)
+    return left_grads, right_grads, bias_grad, *_rest(ctx)
+
+
 torch.library.register_autograd("counterpoint::all_gather_matmul", _gather_backward, setup_context=_keep_gather)
 torch.library.register_autograd("counterpoint::matmul_reduce_scatter", _scatter_backward, setup_context=_keep_scatter)
 torch.library.register_autograd("counterpoint::matmul_all_reduce", _reduce_backward, setup_context=_keep_reduce)
+torch.library.register_autograd("counterpoint::all_to_all_matmul", _exchange_backward, setup_context=_keep_exchange)
+torch.library.register_autograd("counterpoint::matmul_all_to_all", _sent_backward, setup_context=_keep_sent)

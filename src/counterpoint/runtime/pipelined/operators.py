@@ -149,6 +149,52 @@ def _matmul_all_reduce(
     return run.matmul_all_reduce(partial, reduce_op, chunks, sized_group("matmul_all_reduce", group_name))
 
 
+def _all_to_all_matmul(
+    tensor: Tensor,
+    others: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    out_dtypes: Sequence[Any],
+    chunks: int,
+    group_size: int,
+    group_name: str,
+    keep_received: bool,
+) -> list[Tensor]:
+    operator = "all_to_all_matmul"
+    check_lists(operator, len(others), biases=biases, out_dtypes=out_dtypes)
+    scattered_shape(tensor.shape, 0, group_size)
+    factors = tuple(
+        Factor(other=other, bias=bias, out_dtype=dtype)
+        for other, bias, dtype in zip(others, biases, out_dtypes, strict=True)
+    )
+    # What one rank sends to each, so that what is received is as large as what would be gathered of it.
+    part = Gather(
+        shard=tensor[: tensor.shape[0] // group_size],
+        dim=-tensor.dim(),
+        ranks=group_size,
+        left=True,
+        factors=factors,
+        keep=keep_received,
+        chunks=chunks,
+    )
+    return run.exchange_matmul(tensor, part, sized_group(operator, group_name, group_size), operator)
+
+
+def _matmul_all_to_all(
+    lefts: Sequence[Tensor],
+    rights: Sequence[Tensor],
+    bias: Tensor | None,
+    chunks: int,
+    group_size: int,
+    group_name: str,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    operator = "matmul_all_to_all"
+    check_lists(operator, len(lefts), rights=rights)
+    partial = Partial(lefts=tuple(lefts), rights=tuple(rights), bias=bias, out_dtype=out_dtype)
+    scattered_shape(partial.shape, 0, group_size)
+    return run.matmul_exchange(partial, chunks, sized_group(operator, group_name, group_size), operator)
+
+
 def _register(name: str, kernel: Callable[..., Any]) -> None:
     register_kernel(f"counterpoint::{name}", kernel)
 
@@ -158,3 +204,5 @@ _register("all_gather_scaled_matmul", _all_gather_scaled_matmul)
 _register("matmul_reduce_scatter", _matmul_reduce_scatter)
 _register("scaled_matmul_reduce_scatter", _scaled_matmul_reduce_scatter)
 _register("matmul_all_reduce", _matmul_all_reduce)
+_register("all_to_all_matmul", _all_to_all_matmul)
+_register("matmul_all_to_all", _matmul_all_to_all)

@@ -52,3 +52,19 @@ def matmul_all_reduce(partial: Partial, reduce_op: str, group: dist.ProcessGroup
     with failing_as("all_reduce", group):
         result: Tensor = _WAIT(_C10D.all_reduce.default(total, reduce_op, group.group_name))
     return result
+
+
+def exchange_tensor(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """What every rank has for this one, in equal parts along dim 0."""
+    sizes = [tensor.shape[0] // group.size()] * group.size()
+    with failing_as("all_to_all", group):
+        sent = as_sent(tensor.contiguous())
+        result: Tensor = _WAIT(_C10D.all_to_all_single.default(sent, sizes, sizes, group.group_name))
+    return result.view(tensor.dtype)
+
+
+def exchange_matmul(tensor: Tensor, part: Gather, group: dist.ProcessGroup) -> list[Tensor]:
+    """The products of what is received, and what is received where it is kept."""
+    received, products = exchange_tensor(tensor, group), Products(part)
+    products.add_all(received)
+    return [*products.results, received] if part.keep else products.results

@@ -8,7 +8,7 @@ A reduction computes first what other ranks wait for, and its own part last, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,20 +54,43 @@ def steps(rank: int, ranks: int, chunks: list[Range], towards: int) -> Iterator[
 
 def gather_matmul(gather: Gather, group: dist.ProcessGroup, operator: str) -> list[Tensor]:
     """The products, and the gathered operand where it is kept."""
-    shard, dim, rank = gather.shard.contiguous(), gather.dim, group.rank()
+    shard = gather.shard.contiguous()
+    messages = {chunk: shard.narrow(gather.dim, *chunk).contiguous() for chunk in cut(gather.extent, gather.chunks)}
+    scale = _gathered_scale(gather, group)
+    return _multiply_arriving(gather, shard, lambda step: messages[step.chunk], scale, group, operator)
+
+
+def exchange_matmul(tensor: Tensor, part: Gather, group: dist.ProcessGroup, operator: str) -> list[Tensor]:
+    """The same where every rank is sent another part; `part` is as large as one of them."""
+    extent, whole = part.extent, tensor.contiguous()
+
+    def message(step: Step) -> Tensor:
+        return whole.narrow(0, step.target * extent + step.chunk.start, step.chunk.length)
+
+    return _multiply_arriving(part, whole.narrow(0, group.rank() * extent, extent), message, None, group, operator)
+
+
+def _multiply_arriving(
+    gather: Gather,
+    own: Tensor,
+    message: Callable[[Step], Tensor],
+    scale: Tensor | None,
+    group: dist.ProcessGroup,
+    operator: str,
+) -> list[Tensor]:
+    """Send what each step is to send, multiply one's own part, then every other as it comes."""
+    dim, rank = gather.dim, group.rank()
     plan = list(steps(rank, gather.ranks, cut(gather.extent, gather.chunks), -1))
     gathered = gather.gathered() if gather.keep else None
     places = rooms(gather, plan, gathered)
-    scale = _gathered_scale(gather, group)
     with failing_as(operator, group):
         exchange = open_exchange(group, operator, [Inbox(p, s.source) for p, s in zip(places, plan, strict=True)])
-    messages = {step.chunk: shard.narrow(dim, *step.chunk).contiguous() for step in plan}
     for i, step in enumerate(plan):
-        exchange.send(i, messages[step.chunk], step.target)
+        exchange.send(i, message(step), step.target)
     products = Products(gather, scale)
-    products.add(shard, rank * gather.extent)
+    products.add(own, rank * gather.extent)
     if gathered is not None:
-        gathered.narrow(dim, rank * gather.extent, gather.extent).copy_(shard)
+        gathered.narrow(dim, rank * gather.extent, gather.extent).copy_(own)
     for i, (step, place) in enumerate(zip(plan, places, strict=True)):
         exchange.receive(i)
         start = step.source * gather.extent + step.chunk.start
@@ -127,6 +150,23 @@ def matmul_scatter(
         total.narrow(dim, *step.chunk).add_(room)
     exchange.finish()
     return (total.div_(ranks) if reduce_op == "avg" else total).to(own.dtype)
+
+
+def matmul_exchange(partial: Partial, chunks: int, group: dist.ProcessGroup, operator: str) -> Tensor:
+    """What every rank computes for this one: parts for the others first, each sent as soon as it is there."""
+    rank, ranks, out = group.rank(), group.size(), partial.room()
+    extent, dim = out.shape[0] // ranks, -out.dim()
+    plan = list(steps(rank, ranks, cut(extent, chunks), 1))
+    rooms = [out.narrow(0, step.source * extent + step.chunk.start, step.chunk.length) for step in plan]
+    with failing_as(operator, group):
+        exchange = open_exchange(group, operator, [Inbox(r, s.source) for r, s in zip(rooms, plan, strict=True)])
+    for i, step in enumerate(plan):
+        exchange.send(i, partial.part(dim, step.target * extent + step.chunk.start, step.chunk.length), step.target)
+    partial.part_into(out.narrow(0, rank * extent, extent), dim, rank * extent, extent)
+    for i in range(len(plan)):
+        exchange.receive(i)
+    exchange.finish()
+    return out
 
 
 def matmul_all_reduce(partial: Partial, reduce_op: str, chunks: int, group: dist.ProcessGroup, operator: str) -> Tensor:

@@ -51,3 +51,19 @@ def matmul_all_reduce(partial: Partial, reduce_op: str, chunks: int, group: dist
     if lowering is Lowering.MESSAGES:
         return point_to_point.matmul_all_reduce(partial, reduce_op, chunks, group, "matmul_all_reduce")
     return plain.matmul_all_reduce(partial, reduce_op, group)
+
+
+def exchange_matmul(tensor: Tensor, part: Gather, group: dist.ProcessGroup, operator: str) -> list[Tensor]:
+    """The products of what is received, and what is received where it is kept."""
+    lowering = choice.for_exchange(tensor.shape, group.size(), PROBES.of(group, tensor.device))
+    if lowering is Lowering.MESSAGES:
+        return point_to_point.exchange_matmul(tensor, part, group, operator)
+    return plain.exchange_matmul(tensor, part, group)
+
+
+def matmul_exchange(partial: Partial, chunks: int, group: dist.ProcessGroup, operator: str) -> Tensor:
+    """This rank's parts of all ranks' sums."""
+    lowering = choice.for_exchange(partial.shape, group.size(), PROBES.of(group, partial.device))
+    if lowering is Lowering.MESSAGES:
+        return point_to_point.matmul_exchange(partial, chunks, group, operator)
+    return plain.exchange_tensor(partial.all(), group)
