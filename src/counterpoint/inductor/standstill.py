@@ -129,8 +129,10 @@ def _numbered(before: Sequence[str], written: _Written, launches: Sequence[Launc
 
 def _start_of(lines: Sequence[str], waited: str) -> tuple[int, _Written] | None:
     """Where what is waited for was started: its number among the lines, and the call."""
-    name = re.match(r"\w+", waited.strip())
-    variable = name[0] if name else ""
+    name = re.match(r"\s*(?:tensor\s*=\s*)?(\w+)", waited)
+    if name is None:
+        return None
+    variable = name[1]
     for number in range(len(lines) - 1, -1, -1):
         written = _Written.read(lines[number])
         if written is not None:

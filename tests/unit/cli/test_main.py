@@ -95,6 +95,12 @@ def test_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).output.startswith("counterpoint, version ")
 
 
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "counterpoint", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("counterpoint, version ")
+
+
 def test_help_does_not_load_torch() -> None:
     code = "import sys, counterpoint.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
