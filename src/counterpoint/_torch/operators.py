@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 # Loading these registers the operators and the fake kernels of functional collectives, which graphs refer to.
 import torch.distributed._functional_collectives
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+T = TypeVar("T")
 
 
 def register_operators() -> None:
@@ -19,6 +23,22 @@ def register_operators() -> None:
     """
     import torch.distributed._symmetric_memory
     import torch.distributed.tensor  # noqa: F401
+
+
+def once_an_operator(answer: Callable[[OpOverload], T]) -> Callable[[OpOverload], T]:
+    """Remember what a function says of each operator. As `functools.cache`, but by identity: operators are hashed in
+    Python, and a large graph asks such questions a hundred times for every collective."""
+    known: dict[int, tuple[OpOverload, T]] = {}
+
+    @wraps(answer)
+    def remembered(overload: OpOverload) -> T:
+        found = known.get(id(overload))
+        if found is None:
+            # The operator is kept, so that no other one can ever have its identity.
+            found = known[id(overload)] = overload, answer(overload)
+        return found[1]
+
+    return remembered
 
 
 class Formal(NamedTuple):

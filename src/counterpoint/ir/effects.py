@@ -8,13 +8,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from enum import Enum
-from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from counterpoint._torch import Formal, HigherOrderOperator, OpOverload, formals, has_registered_effect
+from counterpoint._torch import HigherOrderOperator, OpOverload, formals, has_registered_effect, once_an_operator
 from counterpoint.ir import ops
 
 
@@ -64,7 +63,7 @@ def effect_of(node: Node) -> Effect:
     return Effect.PURE if node.target in _PURE_BUILTINS else Effect.BARRIER
 
 
-@cache
+@once_an_operator
 def _effect_of_overload(overload: OpOverload) -> Effect:
     spec = ops.spec_of(overload)
     if spec is not None:
@@ -110,21 +109,26 @@ def subgraphs(node: Node) -> Iterator[GraphModule]:
                 yield value
 
 
-@cache
-def _formals_where(overload: OpOverload, written: bool) -> tuple[str, ...]:
-    def chosen(formal: Formal) -> bool:
-        return formal.written if written else formal.aliases
+@once_an_operator
+def _written_names(overload: OpOverload) -> tuple[str, ...]:
+    spec = ops.spec_of(overload)
+    return spec.written if spec is not None else tuple(f.name for f in formals(overload) if f.written)
 
-    return tuple(formal.name for formal in formals(overload) if chosen(formal))
+
+@once_an_operator
+def _aliased_names(overload: OpOverload) -> tuple[str, ...]:
+    names = tuple(formal.name for formal in formals(overload) if formal.aliases)
+    spec = ops.spec_of(overload)
+    if spec is not None:
+        return tuple(dict.fromkeys((*names, *spec.written)))
+    return ("self",) if overload in MAY_ALIAS else names
 
 
 def written_nodes(node: Node) -> tuple[Node, ...]:
     """The nodes whose buffers this node writes. A barrier may write anything; this names only what is declared."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return ()
-    spec = ops.spec_of(node.target)
-    names = spec.written if spec is not None else _formals_where(node.target, True)
-    return ops.tensors(node, names)
+    return ops.tensors(node, _written_names(node.target))
 
 
 def aliased_nodes(node: Node) -> tuple[Node, ...]:
@@ -137,13 +141,7 @@ def aliased_nodes(node: Node) -> tuple[Node, ...]:
         return ()
     if ops.is_wait(node):
         return ops.waited_nodes(node)
-    names = _formals_where(node.target, False)
-    spec = ops.spec_of(node.target)
-    if spec is not None:
-        names = tuple(dict.fromkeys((*names, *spec.written)))
-    elif node.target in MAY_ALIAS:
-        names = ("self",)
-    return ops.tensors(node, names)
+    return ops.tensors(node, _aliased_names(node.target))
 
 
 def _overloads(*names: str) -> frozenset[OpOverload]:
@@ -168,11 +166,11 @@ MAY_ALIAS = _overloads(
 )
 
 
-@cache
+@once_an_operator
 def is_plain(overload: OpOverload) -> bool:
     """Whether the operator reads its arguments, returns fresh memory and does nothing else, as most do."""
     pure = _effect_of_overload(overload) is Effect.PURE
-    return pure and overload not in MAY_ALIAS and not _formals_where(overload, False)
+    return pure and not _aliased_names(overload)
 
 
 _SHAPE_ONLY = _overloads(
@@ -205,9 +203,21 @@ _SHAPE_ONLY = _overloads(
 
 def is_view_like(node: Node) -> bool:
     """Whether the node only looks at its input in another shape, or picks an element of a list."""
-    return node.op == "call_function" and (node.target is operator.getitem or node.target in _SHAPE_ONLY)
+    if node.op != "call_function":
+        return False
+    return node.target is operator.getitem or (isinstance(node.target, OpOverload) and _reshapes(node.target))
+
+
+@once_an_operator
+def _reshapes(overload: OpOverload) -> bool:
+    return overload in _SHAPE_ONLY
 
 
 def only_looks(node: Node) -> bool:
     """Whether the node surely makes a view and copies nothing, so that it does not read what its storage holds."""
-    return is_view_like(node) and node.target not in MAY_ALIAS
+    return is_view_like(node) and not (isinstance(node.target, OpOverload) and _may_copy(node.target))
+
+
+@once_an_operator
+def _may_copy(overload: OpOverload) -> bool:
+    return overload in MAY_ALIAS

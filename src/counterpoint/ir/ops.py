@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from counterpoint._torch import Formal, OpOverload, formals, register_operators
+from counterpoint._torch import Formal, OpOverload, formals, once_an_operator, register_operators
 from counterpoint.errors import GraphError
 from counterpoint.ir import hierarchical, shared_memory  # noqa: F401  register operators of the table
 
@@ -276,7 +275,7 @@ GROUP_GETTERS = frozenset({"_dtensor::mesh_get_process_group"})
 """Operators of these namespaces that only find a group, for graphs that take meshes as inputs (torch 2.13 on)."""
 
 
-@cache
+@once_an_operator
 def _spec_of_overload(overload: OpOverload) -> OpSpec | None:
     return TABLE.get(overload.name().split(".")[0])
 
@@ -320,7 +319,7 @@ def is_wait(node: Node) -> bool:
     return spec is not None and spec.kind is Kind.WAIT
 
 
-@cache
+@once_an_operator
 def _formals_by_name(overload: OpOverload) -> Mapping[str, tuple[int, Formal]]:
     return MappingProxyType({formal.name: (i, formal) for i, formal in enumerate(formals(overload))})
 

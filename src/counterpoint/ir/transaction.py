@@ -49,6 +49,8 @@ class Transaction:
         self._log: UndoLog | None = None
         self._used = False
         self._problem: Exception | None = None
+        self._source: Node | None = None
+        self._source_meta: dict[str, Any] = {}
 
     @property
     def counts(self) -> EditCounts:
@@ -151,6 +153,7 @@ class Transaction:
         """Add to the node's metadata."""
         self._own((node,))
         self._open().set_meta(node, {**node.meta, **meta})
+        self._source = None
 
     # -- order --------------------------------------------------------------------------------------------------------
 
@@ -247,10 +250,17 @@ class Transaction:
         sources = (like,) if isinstance(like, Node) else like
         if sources:
             # The first stands for all: a list of all origins would grow with every merge of merged nodes.
-            node.meta.update({key: sources[0].meta[key] for key in CARRIED if key in sources[0].meta})
+            node.meta.update(self._carried(sources[0]))
         set_value(node, value)
         node.meta.update(meta or {})
         self._edits.append(Edit(EditKind.INSERTED, node))
+
+    def _carried(self, source: Node) -> dict[str, Any]:
+        """What is carried over from a node, which most calls in a row have in common."""
+        if self._source is not source:
+            self._source = source
+            self._source_meta = {key: source.meta[key] for key in CARRIED if key in source.meta}
+        return self._source_meta
 
     def _anchor(self, before: Node | None, after: Node | None, group: Sequence[Node] = ()) -> Node:
         """The node before which to place things."""

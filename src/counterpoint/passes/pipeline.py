@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +16,7 @@ from counterpoint.cost.capabilities import CapabilityTable
 from counterpoint.cost.model import CostModel
 from counterpoint.errors import CounterpointError, PassError
 from counterpoint.ir import ops
+from counterpoint.ir.collection import without_collection
 from counterpoint.ir.edit import GraphEditor
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.reason import Refusal
@@ -114,21 +113,8 @@ def run_pipeline(
     pipeline.check(given)
     options, groups = options or CompileOptions(), groups or GroupTable()
     run = _Run(gm, options, groups, name, topology, cost_model, capabilities, frozenset(given))
-    with _without_collection():
+    with without_collection():
         return run.all(pipeline)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Let the cyclic collector rest. Nearly all that is made lives as long as the graph, so its runs over a
-    large graph find nothing, and together they would take more time than the passes."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass

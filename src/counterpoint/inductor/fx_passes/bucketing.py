@@ -54,6 +54,7 @@ from counterpoint.inductor.fx_passes.bucketing_reading import (
 )
 from counterpoint.inductor.fx_passes.order import ordered_view
 from counterpoint.ir import metadata, ops
+from counterpoint.ir.collection import without_collection
 from counterpoint.ir.edit import GraphEditor
 from counterpoint.ir.reason import Refusal
 from counterpoint.passes.bucket_plan import BucketRules, Member, plan_members, read_member, starts_of
@@ -121,6 +122,7 @@ def bucket_cap_mb_by_bucket_idx_default(bucket_id: int) -> float:
     return 2000.0
 
 
+@without_collection()
 def greedy_bucket_collective_by_mb(
     gm: fx.GraphModule,
     bucket_cap_mb_by_bucket_idx: Callable[[int], float],

@@ -19,6 +19,7 @@ from counterpoint.inductor.fx_passes.bucketing_bodies import Body, Recorder
 from counterpoint.inductor.fx_passes.bucketing_reading import has_mergeable_all_gather_convert_dtype
 from counterpoint.inductor.fx_passes.order import put_in_order
 from counterpoint.ir import metadata, ops
+from counterpoint.ir.collection import without_collection
 from counterpoint.ir.edit import GraphEditor, Transaction
 from counterpoint.ir.groups import group_of
 from counterpoint.ir.reason import Refusal
@@ -53,6 +54,7 @@ class Work:
     """Names another node for one that would be packed."""
 
 
+@without_collection()
 def merge_all(graph: fx.Graph, works: Sequence[Work]) -> list[Merged]:
     """Merge the buckets; nothing for those that cannot be merged, which are left as they are."""
     put_in_order(graph)

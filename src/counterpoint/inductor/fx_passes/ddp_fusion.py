@@ -26,6 +26,7 @@ from counterpoint.errors import CounterpointError, GraphError, OptionError
 from counterpoint.inductor.fx_passes.order import ordered_view
 from counterpoint.ir import collective as ir
 from counterpoint.ir import fake, metadata
+from counterpoint.ir.collection import without_collection
 from counterpoint.ir.edit import GraphEditor
 from counterpoint.ir.reason import Refusal
 from counterpoint.passes.ddp_fusion import FuseDdp
@@ -141,6 +142,7 @@ def fuse_ddp_with_concat_op(graph: fx.Graph, bucket_size_mb: int) -> None:
     _fuse(graph, bucket_size_mb, FusionMethod.CONCAT)
 
 
+@without_collection()
 def _fuse(graph: fx.Graph, bucket_size_mb: int, method: FusionMethod) -> None:
     editor = GraphEditor(graph)
     plan = FuseDdp(cap_mb=float(bucket_size_mb), method=method).plan(ordered_view(editor))
