@@ -1,6 +1,6 @@
 """Compile-time cost of DDP fusion and bucketing, beside inductor's on equal graphs in the same run; collectives left.
 
-python benchmarks/bench_bucketing.py [--quick] [--sizes 100 1000] [--peer-up-to 1000] [--case ddp]
+python benchmarks/bench_bucketing.py [--quick] [--sizes 100 1000] [--peer-up-to 1000] [--case ddp] [--cap 25]
 
 "pass" is our function of inductor's name, "checked" the pass of our pipeline with its ledger and its verification.
 Parameters are 512x512 floats. Inductor's pass for one large bucket takes gigabytes, so it is asked only up to a size.
@@ -186,11 +186,11 @@ def theirs() -> tuple[Any, Any]:
     return bucketing, ddp_fusion
 
 
-def rows(cases: Sequence[Case], sizes: Sequence[int], peer_up_to: int) -> Iterator[list[Any]]:
+def rows(cases: Sequence[Case], caps: Sequence[int], sizes: Sequence[int], peer_up_to: int) -> Iterator[list[Any]]:
     """One row a case, cap and size."""
     ours = our_bucketing, our_fusion
     for case in cases:
-        for cap in CAPS_MB:
+        for cap in caps:
             times: list[float] = []
             for size in sizes:
                 full = cost(case.build, size, checked(case.passes % cap))
@@ -260,6 +260,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small graphs only")
     parser.add_argument("--sizes", type=int, nargs="+")
     parser.add_argument("--peer-up-to", type=int, help="largest size at which inductor's pass runs too")
+    parser.add_argument("--cap", type=int, action="append", help="in MB")
     parser.add_argument("--case", action="append", default=[], help="part of the first column")
     asked = parser.parse_args()
     sizes = asked.sizes or ([100, 300] if asked.quick else [100, 300, 1000, 3000, 10000])
@@ -268,10 +269,10 @@ def main() -> None:
     with fake_world(RANKS):
         print_table("collectives left", ["graph", "before", "inductor", "ours"], puzzle_rows())
         # The first runs of each import and compile what the others find ready.
-        list(rows(chosen, [30], 30))
+        list(rows(chosen, [25], [30], 30))
         columns = ["pass", "cap MB", "before", "left", "pass s", "exponent", "MiB", "checked s"]
         peer = ["left", "inductor s", "MiB", "to pass", "to checked"]
-        print_table("processor seconds", [*columns, *peer], rows(chosen, sizes, peer_up_to))
+        print_table("processor seconds", [*columns, *peer], rows(chosen, asked.cap or CAPS_MB, sizes, peer_up_to))
 
 
 if __name__ == "__main__":
