@@ -2,4 +2,6 @@
 
 from counterpoint.cli import main
 
-main(prog_name="counterpoint")
+# Processes that a command starts load this module again, under another name.
+if __name__ == "__main__":
+    main(prog_name="counterpoint")

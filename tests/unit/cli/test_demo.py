@@ -56,8 +56,8 @@ def children(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
 def test_ctrl_c_ends_the_demo_with_all_its_processes(tmp_path: Path) -> None:
-    code = "from counterpoint.cli import main; main()"
-    command = [sys.executable, "-c", code, "demo", "--codegen", "eager", "--steps", "100000", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "counterpoint", "demo", "--codegen", "eager", "--steps", "100000"]
+    command += ["--output", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stderr is not None
         next(line for line in demo.stderr if "step 1 of" in line)
