@@ -75,7 +75,8 @@ THEMES: Mapping[str, tuple[str, ...]] = {
         "scale-form", "matmul-taken", "product-used", "unlike-products", "scattered-product", "layout",
     ),
     "Giving it another form": (
-        "not-probed", "no-other-form", "other-form-lacking", "library-best", "lowered-already", "unknown-group",
+        "not-probed", "no-other-form", "other-form-lacking", "library-best", "lowered-already", "other-device",
+        "unknown-group",
     ),
     "Hiding it": ("nothing-to-hide-behind", "no-gain", "memory-cap"),
     "What would have changed results or order": ("rounding", "hazard-order", "use-before-made", "graph-form"),

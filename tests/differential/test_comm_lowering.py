@@ -6,6 +6,7 @@ Values are small whole numbers, so every comparison is bitwise; each program run
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -202,4 +203,39 @@ def job_missed() -> list[str]:
 
 
 def test_without_a_meeting_the_library_does_the_work(ranks: RanksByWorldSize) -> None:
-    assert ranks(2).run(job_missed, reset_compiler=True) == [["not-probed", "not-probed"]] * 2
+    assert ranks(2).run(job_missed, reset_compiler=True) == [["no-pass", "no-pass"]] * 2
+
+
+def job_runs_while_compiling() -> list[bool]:
+    """One thread runs compiled code in a group, meanwhile another compiles and runs in another group."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group(), dist.new_group()]
+    options = {"passes": LOWER, "codegen": "eager"}
+
+    def program(name: str, times: int) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            return wait(C10D.all_reduce(x * times, "sum", name)) + times
+
+        return torch.compile(run, backend="counterpoint", options=options)
+
+    ready = program(groups[0].group_name, 1)
+    ready(torch.ones(4))
+    right: list[bool] = []
+
+    def keep_running() -> None:
+        for number in range(300):
+            expected = size * number + size * (size - 1) // 2 + 1
+            right.append(ready(torch.full((4,), float(number + rank))).tolist() == [expected] * 4)
+
+    thread = threading.Thread(target=keep_running)
+    thread.start()
+    for times in range(2, 5):
+        value = program(groups[1].group_name, times)(torch.full((4,), float(rank + 1)))
+        right.append(value.tolist() == [times * size * (size + 1) / 2 + times] * 4)
+    thread.join()
+    return [len(right) == 303, all(right)]
+
+
+@pytest.mark.cxx
+def test_one_thread_may_compile_while_another_runs(ranks: RanksByWorldSize) -> None:
+    assert ranks(2).run(job_runs_while_compiling, reset_compiler=True) == [[True, True]] * 2

@@ -8,7 +8,6 @@ library. Code from the FX graph cache comes by here too, and what was found is p
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,12 +23,15 @@ from counterpoint.cost.capabilities import Capabilities, CapabilityTable
 from counterpoint.inductor.plan import Plan
 from counterpoint.ir import metadata, ops
 from counterpoint.ir.groups import GroupTable, group_of
+from counterpoint.passes.comm_lowering import LowerCollectives
 from counterpoint.runtime.assembly import assemble
+from counterpoint.runtime.locks import Locks
 from counterpoint.runtime.pretend import pretends
 from counterpoint.runtime.probe import PROBES, Probes
 
-ASKS = "lowered-collectives"
-"""What a pass provides that decides by capabilities."""
+PATIENCE_S = 120.0
+"""How long ranks wait for each other before a compile, if the option `agreement_s` does not say less. Compiles follow
+each other on a rank, so ranks that compile the same graphs in another order would all stand still for that long."""
 
 
 class Assemblies:
@@ -38,19 +40,22 @@ class Assemblies:
     def __init__(self, probes: Probes = PROBES) -> None:
         self._probes = probes
         self._missed: dict[str, weakref.ref[dist.ProcessGroup]] = {}
-        self._lock = threading.RLock()
+        self._by_group = Locks()
 
     def table(self, plan: Plan, groups: GroupTable, starts: Sequence[Node]) -> CapabilityTable:
         """The capabilities of a graph's groups; of none where no pass asks, or nobody is to be waited for."""
         within_s = plan.options.agreement_s
-        if ASKS not in plan.provided or within_s is None or not dist.is_initialized() or pretends():
+        asking = [item for item in plan.pipeline.passes if isinstance(item, LowerCollectives)]
+        if not asking or within_s is None or not dist.is_initialized() or pretends():
             return CapabilityTable()
         found: dict[tuple[str, str], Capabilities] = {}
-        with self._lock:
-            # In graph order, which is that of all ranks.
-            for name, device in dict.fromkeys(_asked(starts)):
-                group = process_group(name)
-                if len(groups[name]) > 1 and not pretends(group) and self._met(name, group, groups[name], within_s):
+        # In graph order, which is that of all ranks.
+        for name, device in dict.fromkeys(_asked(starts)):
+            group = process_group(name)
+            if len(groups[name]) < 2 or pretends(group) or not any(item.covers(device.type) for item in asking):
+                continue
+            with self._by_group.of(name):
+                if self._met(name, group, groups[name], min(within_s, PATIENCE_S)):
                     # Compiling happens among tensors that only pretend.
                     with _disable_current_modes():
                         found[name, device.type] = self._probes.of(group, device)

@@ -49,8 +49,6 @@ class Plan:
     """For the records."""
     cost_model: CostModel
     """What things take, with the links that were measured before this compile; the same on all ranks."""
-    provided: frozenset[str] = frozenset()
-    """What the passes of the pipeline provide."""
     notes: tuple[str, ...] = ()
     """Where what is in force is not what was asked for."""
 
@@ -103,7 +101,6 @@ def make_plan(request: Request, example_inputs: Sequence[Any]) -> Plan:
         identity=identity,
         in_force=in_force,
         cost_model=cost_model,
-        provided=provided,
         notes=notes,
     )
 

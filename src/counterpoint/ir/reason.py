@@ -165,6 +165,10 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
             "by what the costs say, the library is as quick as any other form",
             "measure the links with counterpoint.calibrate_links, if the costs are wrong",
         ),
+        "other-device": Reason(
+            "collectives of tensors on this device are left to the library, as the pass is set",
+            "ask for lower-collectives with devices=all",
+        ),
         "lowered-already": Reason("the collective has been given its form before", "none is needed"),
         "unknown-group": Reason(
             "the ranks of the group are not known while compiling", "name a process group that exists"

@@ -23,6 +23,9 @@ class CompileOptions:
         help="how the graph is checked after every pass; full also recomputes metadata, "
         "paranoid also compares values on simulated ranks",
     )
+    lower: bool = option(
+        True, help="let the pass lower-collectives choose other forms than the library's, where the pipeline has it"
+    )
     bitwise: bool = option(False, help="forbid rewrites that may change the order in which numbers are summed")
     on_error: Literal["continue", "raise"] = option(
         "continue", help="after a pass has failed and was undone: go on without it, or raise its error"

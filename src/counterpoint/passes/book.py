@@ -196,10 +196,18 @@ def final(said: tuple[Verdict, ...]) -> Verdict:
     """The verdict that counts: the last that tells of a rewrite, or else the last reason for leaving alone.
 
     So a bucketed collective that is lowered afterwards counts as lowered, and one that a later pass could not handle
-    still counts as bucketed; the history keeps both.
+    still counts as bucketed; the history keeps both. Why a collective kept its form counts only where nobody has told
+    why it was not merged or moved.
     """
     done = [verdict for verdict in said if verdict.kind is not VerdictKind.LEFT_ALONE]
-    return (done or list(said))[-1]
+    strong = [verdict for verdict in said if verdict.code not in FORM_KEPT]
+    return (done or strong or list(said))[-1]
+
+
+FORM_KEPT = frozenset(
+    {"not-probed", "no-other-form", "other-form-lacking", "library-best", "lowered-already", "other-device"}
+)
+"""Reasons why a collective is left in the form that it has."""
 
 
 def _final(said: tuple[Verdict, ...]) -> VerdictKind | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 from counterpoint.cost.capabilities import Capabilities
@@ -18,6 +19,15 @@ from counterpoint.passes.contract import Contract
 from counterpoint.passes.lowering.calls import Beside, Candidate, read_candidate, refuse_rounding
 from counterpoint.passes.lowering.choice import Choice, choose
 from counterpoint.passes.lowering.rewrite import Lowered, carry_out, planned, planned_in_place
+
+
+class Devices(Enum):
+    """Whose collectives are lowered."""
+
+    ALL = "all"
+    """Those of tensors on any device."""
+    CPU = "cpu"
+    """Those of tensors in the memory of a host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +48,9 @@ class LowerCollectives(Pass):
         s = all_reduce(x, "sum", "tp"); y = wait(s)
         y = shm_one_shot_all_reduce(x, "sum", "tp")
 
+    Does nothing at all where no ranks have found out anything and no cluster is described, as in a world that only
+    pretends.
+
     Never: decides by a rank, a clock or the hint of an unknown size, writes into a tensor that anybody looks at later,
     or changes where a result stands in memory. Sums may be added in another order than the library's; `bitwise=True`
     forbids that.
@@ -48,8 +61,16 @@ class LowerCollectives(Pass):
 
     in_place: bool = option(True, help="let results lie in the memory of inputs that die, also for the library's forms")
 
+    devices: Devices = option(Devices.ALL, help="lower the collectives of tensors on all devices, or on the CPU only")
+
+    def covers(self, device_type: str) -> bool:
+        """Whether collectives of tensors on such a device are lowered at all."""
+        return self.devices is Devices.ALL or device_type == self.devices.value
+
     def run(self, context: PassContext) -> None:
         """Choose for all, then rewrite one by one."""
+        if self._knows_nothing(context):
+            return
         links = context.topology if isinstance(context.topology, LinkTable) else None
         model = context.cost_model or CostModel.of(context.options, links)
         view = context.editor.view()
@@ -58,6 +79,9 @@ class LowerCollectives(Pass):
             candidate = read_candidate(context, start)
             if isinstance(candidate, Refusal):
                 context.ledger.left_alone(start, candidate)
+                continue
+            if not self.covers(candidate.call.device_type):
+                context.ledger.left_alone(start, Refusal("other-device", start.name, candidate.call.device_type))
                 continue
             choice = self._choose(context, candidate, model, beside)
             plan = choice if isinstance(choice, Refusal) else planned(view, candidate, choice)

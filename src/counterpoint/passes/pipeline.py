@@ -36,14 +36,18 @@ DEFAULT_PIPELINE = (
     "dedup-collectives,micro-pipeline-tp,fuse-ddp{method=custom},"
     "bucket-all-gather{mode=custom},bucket-reduce-scatter{mode=custom},"
     "bucket-all-reduce{mode=custom},bucket-all-to-all{mode=custom},"
-    "schedule-waits"
+    "schedule-waits,lower-collectives{in-place=false devices=cpu}"
 )
 """What runs when nobody asks for anything else: collectives that matmuls can hide are taken to pieces where that pays,
-then gradients are fused, with their arithmetic, then whatever else is alike.
+then gradients are fused, with their arithmetic, then whatever else is alike. What is left gets the best form where
+tensors lie on the CPU; other forms on GPUs have not been measured on several of them.
 
 Packed by operators of ours: code generation then takes no longer than for the graph as it was, where bodies of torch's
 own operators make it take half as long again for 12 parameters, and several times as long for 160.
 """
+
+LOWERING = "lower-collectives"
+"""The pass that the option `lower` switches off."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Pipeline:
     @staticmethod
     def of(options: CompileOptions, registry: Registry = REGISTRY) -> Pipeline:
         """The pipeline that the options ask for."""
-        return Pipeline.parse(DEFAULT_PIPELINE if options.passes is None else options.passes, registry)
+        whole = Pipeline.parse(DEFAULT_PIPELINE if options.passes is None else options.passes, registry)
+        return whole if options.lower else Pipeline(tuple(item for item in whole.passes if item.name != LOWERING))
 
     @property
     def text(self) -> str:

@@ -7,7 +7,6 @@ other members alone, first the one inside; so nobody waits for a rank that does 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from counterpoint.cost.shared_memory import supports
 from counterpoint.errors import GroupError
 from counterpoint.ir.hierarchical import NAMES
 from counterpoint.runtime import shared_memory
+from counterpoint.runtime.locks import Locks
 from counterpoint.runtime.probe import hosts_of
 
 OPERATIONS = {
@@ -82,12 +82,12 @@ class Hierarchies:
 
     def __init__(self) -> None:
         self._levels: dict[str, tuple[weakref.ref[dist.ProcessGroup], Levels]] = {}
-        self._lock = threading.Lock()
+        self._by_group = Locks()
 
     def of_name(self, name: str) -> Levels:
         """The levels of a group as a graph names it. The first call for a group is a collective one."""
         group = process_group(name)
-        with self._lock:
+        with self._by_group.of(name):
             known = self._levels.get(name)
             if known is not None and known[0]() is group:
                 return known[1]

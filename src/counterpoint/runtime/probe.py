@@ -17,6 +17,7 @@ import torch.distributed as dist
 from counterpoint._torch import backend_name
 from counterpoint.cost.capabilities import Capabilities, Capability, absent
 from counterpoint.runtime import shared_memory
+from counterpoint.runtime.locks import Locks
 from counterpoint.runtime.pretend import pretends
 from counterpoint.runtime.shared_memory.agree import host_identity
 from counterpoint.runtime.symmetric_memory import probe_multicast, probe_symmetric_memory
@@ -86,12 +87,14 @@ class Probes:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], _Found] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._by_group = Locks()
 
     def of(self, group: dist.ProcessGroup, device: torch.device) -> Capabilities:
         """The capabilities of a group for tensors on a device. The first call for a group is a collective one."""
-        with self._lock:
-            found = self._found.get((group.group_name, device.type))
+        with self._by_group.of(group.group_name):
+            with self._lock:
+                found = self._found.get((group.group_name, device.type))
             if found is not None and found.group() is group:
                 return found.capabilities
             return self.settle(group, device, probe(group, device))

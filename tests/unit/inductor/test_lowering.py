@@ -253,6 +253,21 @@ def test_a_graph_input_is_refused_in_words_and_copied_once() -> None:
         assert refuse_comm_buffer(copy) is None
 
 
+def test_a_tensor_in_another_ones_memory_is_refused_and_copied_once() -> None:
+    with V.set_graph_handler(lowered_graph()):
+        whole, part = tensor_box([4, 4], computed=True), tensor_box([4, 4], computed=True)
+        whole.realize()
+        part.realize()
+        fixed = ir.FixedLayout(torch.device("cpu"), torch.float32, [4, 4], [4, 1])
+        part.data.data.layout = ir.NonOwningLayout(ir.ReinterpretView(data=whole.data, layout=fixed))
+        assert not door.can_realize_as_comm_buffer(part, SYMM)
+        with pytest.raises(CompileError, match="lies in another tensor's memory"):
+            door.realize_as_comm_buffer(part, SYMM, "0")
+        copy = in_comm_buffer(part, SYMM, "0")
+        assert copy is not part
+        assert refuse_comm_buffer(copy) is None
+
+
 def test_a_tensor_of_unknown_size_is_refused_and_stays_where_it_is() -> None:
     graph = lowered_graph()
     with V.set_graph_handler(graph):

@@ -130,9 +130,21 @@ def test_the_library_works_in_place_where_no_code_is_generated(b: GraphBuilder) 
 
 def test_where_code_is_generated_that_is_left_to_inductor(b: GraphBuilder) -> None:
     sent = b.call(ATEN.exp.default, b.input("x", (4,)))
-    gm, (verdict,) = lower(b, b.all_reduce(sent, group="tp"), found=CapabilityTable())
+    gm, (verdict,) = lower(b, b.all_reduce(sent, group="tp"), found=table_of({"dp": one_host(2)}))
     assert calls(gm) == ["exp", "all_reduce", "wait_tensor"]
     assert verdict.code == "not-probed"
+
+
+def test_where_nothing_is_known_nothing_is_said(b: GraphBuilder) -> None:
+    _, (verdict,) = lower(b, b.all_reduce(b.input("x", (4,)), group="tp"), found=CapabilityTable())
+    assert verdict.code == "no-pass"
+
+
+def test_why_a_form_was_kept_counts_less_than_why_nothing_was_merged(b: GraphBuilder) -> None:
+    value = b.all_reduce(b.input("x", (4,)), group="tp")
+    found = table_of({"dp": one_host(2)})
+    _, (verdict,) = lower(b, value, found=found, passes="bucket-all-reduce,lower-collectives")
+    assert verdict.code == "no-partner"
 
 
 def test_in_place_can_be_switched_off(b: GraphBuilder) -> None:

@@ -57,10 +57,9 @@ def planned(view: GraphView, candidate: Candidate, choice: Choice) -> Lowered | 
     """How a choice is carried out."""
     start, spec = candidate.start, ops.TABLE[operator_of(choice, candidate.call.kind)]
     anchor = start if spec.waits else _place(candidate)
-    if not spec.waits and len(candidate.block.collective.inputs) == 1:
-        twin = ops.TABLE.get(f"{spec.name}_")
-        if twin is not None and dies_at(view, candidate.block.inputs[0], start, anchor):
-            spec = twin
+    twin = ops.TABLE.get(f"{spec.name}_")
+    if twin is not None and _all_die(view, candidate, anchor):
+        spec = twin
     try:
         overload = ops.overload_of(spec)
     except GraphError as error:
@@ -70,15 +69,18 @@ def planned(view: GraphView, candidate: Candidate, choice: Choice) -> Lowered | 
 
 def planned_in_place(view: GraphView, candidate: Candidate) -> Lowered | None:
     """The library's form over its inputs, where all of them die there."""
-    collective = candidate.block.collective
-    twin = ops.form_of(collective.spec, form=Form.IN_PLACE, coalesced=collective.spec.coalesced)
-    inputs = collective.inputs
-    if twin is None or len({view.hazards.storage.find(each) for each in inputs}) < len(inputs):
-        return None
-    start = candidate.start
-    if not all(dies_at(view, each, start, start) for each in inputs):
+    spec, start = candidate.block.collective.spec, candidate.start
+    twin = ops.form_of(spec, form=Form.IN_PLACE, coalesced=spec.coalesced)
+    if twin is None or not _all_die(view, candidate, start):
         return None
     return Lowered(candidate, None, ops.overload_of(twin), twin, start)
+
+
+def _all_die(view: GraphView, candidate: Candidate, anchor: Node) -> bool:
+    """Whether the memory of every input, each its own, may hold a result from the anchor on."""
+    inputs, find = candidate.block.collective.inputs, view.hazards.storage.find
+    apart = len({find(each) for each in inputs}) == len(inputs)
+    return apart and all(dies_at(view, each, candidate.start, anchor) for each in inputs)
 
 
 def _place(candidate: Candidate) -> Node:

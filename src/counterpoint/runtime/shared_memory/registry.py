@@ -11,6 +11,7 @@ import torch.distributed as dist
 from counterpoint._torch import process_group
 from counterpoint.cost.capabilities import Capability, absent
 from counterpoint.errors import GroupError, SharedMemoryError
+from counterpoint.runtime.locks import Locks
 from counterpoint.runtime.pretend import pretends
 from counterpoint.runtime.shared_memory.agree import rendezvous
 from counterpoint.runtime.shared_memory.workspace import Workspace
@@ -27,7 +28,8 @@ class Workspaces:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._by_group = Locks()
 
     def of(self, group: dist.ProcessGroup | None = None) -> Workspace:
         """The workspace of a group. The first call for a group is a collective one."""
@@ -44,12 +46,14 @@ class Workspaces:
         return self._found(name, process_group(name))
 
     def _found(self, name: str, group: dist.ProcessGroup) -> Workspace:
-        with self._lock:
-            entry = self._entries.get(name)
+        with self._by_group.of(name):
+            with self._lock:
+                entry = self._entries.get(name)
             if entry is not None and entry.group() is group:
                 return entry.workspace
             workspace = rendezvous(group)
-            self._entries[name] = _Entry(weakref.ref(group), workspace)
+            with self._lock:
+                self._entries[name] = _Entry(weakref.ref(group), workspace)
             # The group's own end is the end of its memory; the interpreter's end needs no help of ours.
             weakref.finalize(group, self._forget, name, workspace).atexit = False
             return workspace
