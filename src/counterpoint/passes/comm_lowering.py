@@ -41,15 +41,13 @@ class LowerCollectives(Pass):
 
     Fires when: all ranks of the group have found out that the form works there, the kernels have the reduction and the
     element type, and what the program would wait is estimated to be less than for the library, compute between start
-    and wait counted in. Without code generation the library's collectives are also done in place.
+    and wait counted in. Without code generation the library's collectives are also done in place. Where no ranks have
+    found out anything and no cluster is described, as in a world that only pretends, nothing is done or said.
 
     Before and after:
 
         s = all_reduce(x, "sum", "tp"); y = wait(s)
         y = shm_one_shot_all_reduce(x, "sum", "tp")
-
-    Does nothing at all where no ranks have found out anything and no cluster is described, as in a world that only
-    pretends.
 
     Never: decides by a rank, a clock or the hint of an unknown size, writes into a tensor that anybody looks at later,
     or changes where a result stands in memory. Sums may be added in another order than the library's; `bitwise=True`
@@ -94,6 +92,14 @@ class LowerCollectives(Pass):
                 plans.append(plan)
         for plan in plans:
             _carry_out(context, plan)
+
+    def _knows_nothing(self, context: PassContext) -> bool:
+        """Whether there is nothing to choose by: no ranks that have found out anything, and no cluster described."""
+        if self.in_place and context.cost_model is not None and not context.cost_model.fuses:
+            return False
+        if context.capabilities is not None:
+            return not context.capabilities.found
+        return context.cost_model is None or context.cost_model.topology is None
 
     def _choose(self, context: PassContext, candidate: Candidate, model: CostModel, beside: Beside) -> Choice | Refusal:
         found, beside_us = _capabilities(context, candidate, model), beside.us(candidate)
