@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
@@ -78,6 +78,7 @@ class LowerCollectives(Pass):
             if isinstance(candidate, Refusal):
                 context.ledger.left_alone(start, candidate)
                 continue
+            candidate = _where_it_runs(context, candidate, model)
             if not self.covers(candidate.call.device_type):
                 context.ledger.left_alone(start, Refusal("other-device", start.name, candidate.call.device_type))
                 continue
@@ -113,6 +114,13 @@ class LowerCollectives(Pass):
             choice = refusal
         beside.take(candidate, beside_us)
         return choice
+
+
+def _where_it_runs(context: PassContext, candidate: Candidate, model: CostModel) -> Candidate:
+    """Who describes a cluster means it, also where the graph was captured on another device."""
+    if context.capabilities is not None or model.topology is None:
+        return candidate
+    return replace(candidate, call=replace(candidate.call, device_type=model.topology.device_type))
 
 
 def _capabilities(context: PassContext, candidate: Candidate, model: CostModel) -> Capabilities:

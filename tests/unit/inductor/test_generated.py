@@ -23,8 +23,12 @@ from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from counterpoint.capture.world import fake_world
+from counterpoint.cost.capabilities import CapabilityTable
 from counterpoint.inductor.graph_pass import CounterpointPass
+from counterpoint.inductor.plan import make_plan
+from counterpoint.inductor.request import read_request
 from counterpoint.report.history import CompileRecord, clear_reports, reports
+from tests.support.lowering import one_host, table_of, two_hosts
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +140,13 @@ def test_plain_inductor_compiles_in_another_thread_never_meet_our_pass() -> None
     assert len(found) == 1
     assert probe.configured == [probe]
     assert len(reports()) == 1
+
+
+def test_what_ranks_can_do_is_part_of_the_key() -> None:
+    plan = make_plan(read_request(None, None), [])
+    tables = [table_of({"tp": found}) for found in (one_host(2), one_host(2, processors=8), two_hosts(4))]
+    keys = {CounterpointPass(plan, (), capabilities=table).uuid() for table in (CapabilityTable(), *tables)}
+    assert len(keys) == 4
 
 
 def test_a_graph_without_collectives_shares_its_cache_entry_with_plain_inductor() -> None:
