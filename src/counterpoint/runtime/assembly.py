@@ -8,8 +8,9 @@ others do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
+
+from counterpoint.runtime.store import arrived
 
 ALL, NOT_ALL = "all", "not all"
 
@@ -19,11 +20,6 @@ def assemble(store: Any, topic: str, ranks: Sequence[int], rank: int, within_s: 
     key = f"counterpoint/assembly/{topic}"
     store.set(f"{key}/{rank}", "here")
     wanted = [f"{key}/{other}" for other in ranks]
-    try:
-        store.wait(wanted, timedelta(seconds=within_s))
-        come = True
-    except RuntimeError:
-        # Kinds of stores tell of a timeout in different ways; what is there counts.
-        come = bool(store.check(wanted))
+    come = arrived(store, wanted, within_s)
     answer = store.compare_set(f"{key}/answer", "", ALL if come else NOT_ALL)
     return bytes(answer).decode() == ALL
