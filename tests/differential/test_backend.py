@@ -378,7 +378,7 @@ def job_ddp_in_force(options: dict[str, Any]) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("passes", "verdicts", "on"),
     [
-        ({}, "2 bucketed", ""),
+        ({"lower": False}, "2 bucketed", ""),
         # Without a fusion of ours, torch's own stays on, and has merged the two before our passes see the graph.
         ({"passes": "verify-graph"}, "1 left-alone", "_fuse_ddp_communication"),
     ],

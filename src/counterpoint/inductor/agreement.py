@@ -159,7 +159,7 @@ def _meeting(topic: str, ranks: Ranks, graph: str, within_s: float) -> Meeting:
 
 
 def _digest(statement: Statement) -> str:
-    facts = [[launch.kind, launch.reduce_op, *launch.tensors] for launch in statement.launches]
+    facts = [[launch.kind, launch.way, launch.reduce_op, *launch.tensors] for launch in statement.launches]
     return _hashed(json.dumps([facts, dict(statement.settings)]))
 
 

@@ -53,7 +53,9 @@ class _Written:
     @staticmethod
     def read(line: str) -> _Written | None:
         found = _CALL.search(line)
-        operator = getattr(getattr(torch.ops, found["space"], None), found["name"], None) if found else None
+        # Generated code calls forms of ours that return nothing.
+        name = found["name"].removesuffix("void") if found else ""
+        operator = getattr(getattr(torch.ops, found["space"], None), name, None) if found else None
         spec = ops.spec_of(getattr(operator, "default", None)) if operator is not None else None
         if found is None or spec is None:
             return None

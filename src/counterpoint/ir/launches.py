@@ -38,10 +38,12 @@ class Launch:
     """For messages; it may have another name on another rank."""
     origins: tuple[str, ...] = ()
     """The collectives of the input graph that it does the work of, for messages too."""
+    way: str = ""
+    """The operator, where the ranks do not meet in the communication library, which has several forms of one thing."""
 
     def matches(self, other: Launch) -> bool:
         """Whether two ranks can meet in this collective. How each calls the group is its own affair."""
-        one, two = (self.kind, self.reduce_op, len(self.tensors)), (other.kind, other.reduce_op, len(other.tensors))
+        one, two = ((x.kind, x.way, x.reduce_op, len(x.tensors)) for x in (self, other))
         return one == two and all(map(_same_tensor, self.tensors, other.tensors))
 
     def to_data(self) -> dict[str, Any]:
@@ -54,7 +56,8 @@ class Launch:
         return Launch(**{**data, "tensors": tuple(data["tensors"]), "origins": tuple(data.get("origins", ()))})
 
     def __str__(self) -> str:
-        return " ".join([self.kind, *([self.reduce_op] if self.reduce_op else []), ", ".join(self.tensors)])
+        words = [self.kind, self.reduce_op, ", ".join(self.tensors), f"by {self.way}" if self.way else ""]
+        return " ".join(word for word in words if word)
 
 
 def launches_of(graph: Graph) -> tuple[Launch, ...]:
@@ -75,19 +78,18 @@ def _read(node: Node) -> Launch | None:
         return None
     return Launch(
         group=found.group.name,
-        kind=found.kind.value
-        if found.spec.name.startswith(LIBRARY)
-        else f"{found.kind.value} by {_way(found.spec.name)}",
+        kind=found.kind.value,
         reduce_op=found.reduce_op or "",
         tensors=tuple(_tensors(found.sent, sized=found.kind not in UNEQUAL_SIZES)),
         node=node.name,
         origins=origins_of(node),
+        way=_way(found.spec.name),
     )
 
 
 def _way(operator: str) -> str:
-    """The operator, whether or not it works in place."""
-    return operator.removesuffix("_out").removesuffix("_")
+    """The operator, whether or not it works in place; nothing where the library runs it."""
+    return "" if operator.startswith(LIBRARY) else operator.removesuffix("_out").removesuffix("_")
 
 
 def _tensors(sent: Payload, *, sized: bool) -> Iterator[str]:
