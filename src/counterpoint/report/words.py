@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from counterpoint.ir.reason import REASONS
-from counterpoint.passes.ledger import Verdict, VerdictKind
+from counterpoint.passes.ledger import Entry, Verdict, VerdictKind
 
 
 def time_text(us: float | None) -> str:
@@ -23,3 +23,11 @@ def why_text(verdict: Verdict) -> str:
         return ""
     meaning = REASONS[verdict.code].meaning if verdict.code in REASONS else verdict.code
     return f"{meaning} ({verdict.detail})" if verdict.detail else meaning
+
+
+def blocking_text(entry: Entry) -> str:
+    """The node in the way and the user's line that made it; empty where it is the collective itself."""
+    verdict = entry.verdict
+    if not verdict.blocking or verdict.blocking == entry.facts.node:
+        return ""
+    return f"{verdict.blocking}, {verdict.blocking_source}" if verdict.blocking_source else verdict.blocking

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from counterpoint.capture.file import save_graph
+from counterpoint.capture.graph import CapturedGraph
 from counterpoint.cli import main
+from counterpoint.ir.build import GraphBuilder
 from tests.support.timelines import PASSES, gradients
 
 
@@ -35,6 +38,22 @@ def test_verdicts_reasons_what_to_change_and_times(saved: Path) -> None:
     assert "lower bound" in result.stdout
     assert "\x1b" not in result.stdout
     assert result.stderr == ""
+
+
+def test_the_node_in_the_way_is_told_with_the_users_line(tmp_path: Path) -> None:
+    builder = GraphBuilder(groups={"dp": range(8)})
+    x = builder.input("x", (64, 64))
+    first = builder.all_reduce(builder.call(torch.ops.aten.mm.default, x, x), "sum", "dp")
+    second = builder.all_reduce(builder.call(torch.ops.aten.mm.default, first, x), "sum", "dp")
+    gm = builder.finish(first, second)
+    for number, node in enumerate(gm.graph.nodes):
+        node.meta["stack_trace"] = f'  File "/home/me/model.py", line {10 + number}, in forward\n    y = f(x)\n'
+    captured = CapturedGraph(gm, name="chain", role="step", world_size=8, groups=dict(builder.groups))
+    save_graph(tmp_path / "chain.graph", captured)
+    html = tmp_path / "page.html"
+    told = run(tmp_path / "chain.graph", "--passes", PASSES, "--html", html).stdout
+    assert "step/all_reduce#1: in the way is all_reduce_default, /home/me/model.py:12 in forward" in told
+    assert "all_reduce_default, /home/me/model.py:12 in forward" in html.read_text()
 
 
 def test_every_collective_can_be_listed(saved: Path) -> None:

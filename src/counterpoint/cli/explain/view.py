@@ -14,7 +14,7 @@ from counterpoint.cli.explain.explanation import Explained, Explanation
 from counterpoint.ir.reason import REASONS
 from counterpoint.passes.ledger import Entry, Ledger, VerdictKind
 from counterpoint.report.ledger_text import bytes_text, entries_table, new_table, totals_table
-from counterpoint.report.words import time_text
+from counterpoint.report.words import blocking_text, time_text
 from counterpoint.sim.timeline import Timeline
 
 _NAMES = re.compile(r" bucket \d+ of \d+$")
@@ -109,10 +109,9 @@ def _advice(ledger: Ledger, plain: bool) -> Iterator[RenderableType]:
 
 
 def _place(entry: Entry) -> str:
-    verdict, facts = entry.verdict, entry.facts
-    if verdict.blocking and verdict.blocking != facts.node:
-        source = f", {verdict.blocking_source}" if verdict.blocking_source else ""
-        return f"{facts.origin}: in the way is {verdict.blocking}{source}"
+    facts, blocking = entry.facts, blocking_text(entry)
+    if blocking:
+        return f"{facts.origin}: in the way is {blocking}"
     return f"{facts.origin}: {facts.source}" if facts.source else ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from counterpoint.passes.ledger import Entry, Ledger
-from counterpoint.report.words import why_text
+from counterpoint.report.words import blocking_text, why_text
 from counterpoint.sim.timeline import Timeline
 
 
@@ -34,6 +34,7 @@ def collective_data(entry: Entry) -> dict[str, Any]:
         "origin": facts.origin,
         "verdict": str(verdict),
         "why": why_text(verdict),
+        "blocking": blocking_text(entry),
         "hint": verdict.hint,
         "bytes": facts.nbytes,
         "group": facts.group,

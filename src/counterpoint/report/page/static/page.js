@@ -82,6 +82,7 @@ function facts(span) {
   for (const row of rows.slice(0, 3)) {
     list.push([rows.length > 1 ? row.origin : "verdict", row.verdict]);
     if (row.why) list.push(["reason", row.why]);
+    if (row.blocking) list.push(["in the way", row.blocking]);
     if (row.hint) list.push(["to change", row.hint]);
   }
   if (rows.length > 3) list.push(["", `and ${rows.length - 3} more collectives`]);
