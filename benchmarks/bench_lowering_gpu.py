@@ -29,6 +29,7 @@ from counterpoint._torch import register_operators, symmetric_buffer
 from counterpoint.ir.shared_memory import OPS
 from counterpoint.runtime.probe import PROBES
 from counterpoint.runtime.symmetric_collectives import prefers_two_shot
+from tests.support.gpu_sums import wrong_sums
 from tests.support.one_gpu import multi_process_service, run_on_one_gpu
 
 KB, MB = 1 << 10, 1 << 20
@@ -65,36 +66,6 @@ def ways_of(given: Tensor, room: Tensor, name: str) -> Ways:
     }
 
 
-def wrong_values(dtype: torch.dtype, name: str) -> list[str]:
-    """Which of our operators give something else than the sum, over forms, shapes and places."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    found = []
-    base = torch.arange(64 * 1024, device="cuda") % 7
-    total = ranks * base + ranks * (ranks - 1) // 2
-    cases: dict[str, Callable[[Tensor], Tensor]] = {
-        "whole": lambda x: x,
-        "some": lambda x: x[:1028],
-        "odd offset": lambda x: x[2:1030],
-        "transposed": lambda x: x[:4096].view(64, 64).t(),
-        "rows": lambda x: x.view(256, 256)[:, :16],
-        "empty": lambda x: x[:0],
-    }
-    for case, part in cases.items():
-        expected = part(total.to(dtype))
-        for form in ("shm_one_shot_all_reduce", "shm_two_shot_all_reduce", "shm_all_reduce"):
-            mine = part((base + rank).to(dtype))
-            before = mine.clone()
-            out = torch.empty_like(expected)
-            results = {
-                form: getattr(OPS, form)(mine, "sum", name),
-                f"{form}_out": getattr(OPS, f"{form}_out")(mine, "sum", name, out=out),
-                "what is given": mine + (expected - before),
-                f"{form}_": getattr(OPS, f"{form}_")(mine, "sum", name),
-            }
-            found += [f"{which} of {case}" for which, value in results.items() if not torch.equal(value, expected)]
-    return found
-
-
 def measure(ways: Ways, repeats: int) -> dict[str, list[float]]:
     """Microseconds a call, in turns; the last rank's count."""
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -124,7 +95,7 @@ def rank_job(job: Job) -> tuple[str, list[str], list[Any]]:
     found = f"{capabilities.symmetric_memory.reason}; multicast: {capabilities.multicast.reason}"
     if not capabilities.symmetric_memory:
         return found, [], []
-    wrong = [f"{dtype}: {what}" for dtype in (torch.float32, torch.bfloat16) for what in wrong_values(dtype, name)]
+    wrong = wrong_sums()
     rows = []
     for size in job.sizes:
         given = torch.zeros(size // 2, device=device, dtype=torch.bfloat16)

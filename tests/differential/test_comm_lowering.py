@@ -23,14 +23,8 @@ from counterpoint.report.history import clear_reports, reports
 from counterpoint.runtime import hierarchical, probe
 from counterpoint.runtime.assembly import assemble
 from counterpoint.runtime.probe import PROBES
+from tests.differential.test_lowering import C10D, ROWS, grows, wait
 from tests.support.gloo import PerRank, RanksByWorldSize
-
-C10D = torch.ops._c10d_functional
-ROWS = 8
-
-
-def wait(started: Any) -> Any:
-    return [C10D.wait_tensor(each) for each in started] if isinstance(started, list) else C10D.wait_tensor(started)
 
 
 def everything(x: Tensor, w: Tensor) -> list[Tensor]:
@@ -58,14 +52,6 @@ def everything(x: Tensor, w: Tensor) -> list[Tensor]:
     beside = (live + 1) @ w
     summed = wait(C10D.all_reduce(wait(C10D.all_reduce(x @ w, "sum", group)) + 1, "sum", group))
     return [*(wait(each) + 1 for each in started), live, beside, *wait(many), *wait(gathers), *wait(scatters), summed]
-
-
-def grows(x: Tensor, w: Tensor) -> list[Tensor]:
-    """With as many rows as it is given."""
-    group, size = dist.group.WORLD.group_name, dist.get_world_size()
-    summed = C10D.all_reduce(x @ w, "sum", group)
-    gathered = C10D.all_gather_into_tensor(x @ w, size, group)
-    return [wait(summed) @ w, wait(gathered) @ w]
 
 
 def compile_and_compare(function: Callable[..., Any], codegen: str, passes: str) -> tuple[list[str], list[str]]:
