@@ -110,6 +110,22 @@ def test_what_is_not_plain_is_left_to_the_dispatcher(target: Any, make: Any) -> 
     assert quick_value(target, make(), {}, MODE) is NotImplemented
 
 
+def test_pipelined_operators() -> None:
+    shard, other, bias = fake((2, 3, 4)), fake((4, 5)), fake((5,))
+    ours, f32 = torch.ops.counterpoint, torch.float32
+    gather = ([other], [bias], [f32], 1, True, 1, 2, "0", True)
+    agree(ours.all_gather_matmul.default, shard, shard, *gather)
+    agree(ours.matmul_reduce_scatter.default, shard, [shard], [other], None, "sum", 0, 1, 2, "0", None)
+    agree(ours.matmul_all_reduce.default, shard, [shard], [other], bias, "avg", 1, "0", torch.bfloat16)
+    agree(ours.all_to_all_matmul.default, shard, shard, [other], [None], [f32], 1, 2, "0", False)
+    agree(ours.matmul_all_to_all.default, shard, [shard], [other], bias, 1, 2, "0", None)
+
+
+def test_a_pipelined_operator_that_does_not_fit_is_left_to_the_dispatcher() -> None:
+    call = ([fake((3, 4))], [fake((5, 4))], None, "max", 0, 1, 2, "0", None)
+    assert quick_value(torch.ops.counterpoint.matmul_reduce_scatter.default, call, {}, MODE) is NotImplemented
+
+
 def test_an_element_of_a_list_is_that_element() -> None:
     parts = [fake((2,)), fake((3,))]
     assert quick_value(operator.getitem, (parts, 1), {}, MODE) is parts[1]
