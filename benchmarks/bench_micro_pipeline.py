@@ -147,13 +147,13 @@ def rank_main(job: dict[str, Any]) -> None:
 # -- around the ranks -------------------------------------------------------------------------------------------------
 
 
-def launch(work: list[Any], repeats: int, where: list[tuple[list[str], dict[str, str]]], address: str) -> list[Any]:
-    """Run the ranks, each with a command prefix and an environment of its own; what rank 0 found."""
-    out = Path(f"/tmp/bench-micro-pipeline-{os.getpid()}.json")
-    job = {"work": work, "repeats": repeats, "init": f"tcp://{address}", "out": str(out)}
+def launch(script: str, job: dict[str, Any], where: list[tuple[list[str], dict[str, str]]], address: str) -> list[Any]:
+    """Run a script's ranks, each with a command prefix and an environment of its own; what rank 0 found."""
+    out = Path(f"/tmp/{Path(script).stem}-{os.getpid()}.json")
+    job = {**job, "init": f"tcp://{address}", "out": str(out)}
     ranks = [
         subprocess.Popen(
-            [*prefix, sys.executable, __file__, "--job", json.dumps({**job, "rank": rank})],
+            [*prefix, sys.executable, script, "--job", json.dumps({**job, "rank": rank})],
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         )
         for rank, (prefix, environment) in enumerate(where)
@@ -246,11 +246,13 @@ def main() -> None:
     ways = [PLAIN, MESSAGES[0], MESSAGES[2], SHARED]
     work = [(case, size, ways) for case in CASES for size in sizes]
     loopback = [([], {"GLOO_SOCKET_IFNAME": "lo"})] * 2
-    table("one host, two ranks", launch(work, repeats, loopback, f"127.0.0.1:{free_port()}"))
+    job = {"work": work, "repeats": repeats}
+    table("one host, two ranks", launch(__file__, job, loopback, f"127.0.0.1:{free_port()}"))
     try:
         with network(asked.rate_mbit) as where:
             work = [(case, shape, [PLAIN, *MESSAGES]) for case, shape in balanced(asked.rate_mbit).items()]
-            found = launch(work, 5 if asked.quick else 9, where, "10.77.9.1:29577")
+            job = {"work": work, "repeats": 5 if asked.quick else 9}
+            found = launch(__file__, job, where, "10.77.9.1:29577")
         table(f"two hosts, {asked.rate_mbit} Mbit/s, matmul about as long as the transfer", found)
     except (OSError, subprocess.CalledProcessError) as problem:
         print(f"no network of namespaces here, which needs root, ip and tc: {problem}")

@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _bench import print_table
-from bench_micro_pipeline import free_port, network
+from bench_micro_pipeline import free_port, launch, network
 from torch.distributed.device_mesh import init_device_mesh
 
 from counterpoint.capture.example_models import Decoder, DecoderConfig, parallelize_decoder
@@ -79,28 +77,6 @@ def rank_main(job: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def launch(job: dict[str, Any], where: list[tuple[list[str], dict[str, str]]], address: str) -> list[Any]:
-    """Run the ranks, each with a command prefix and an environment of its own; what rank 0 found."""
-    out = Path(f"/tmp/bench-micro-pipeline-model-{os.getpid()}.json")
-    job = {**job, "init": f"tcp://{address}", "out": str(out)}
-    ranks = [
-        subprocess.Popen(
-            [*prefix, sys.executable, __file__, "--job", json.dumps({**job, "rank": rank})],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        )
-        for rank, (prefix, environment) in enumerate(where)
-    ]
-    try:
-        if any(rank.wait(timeout=1200) for rank in ranks):
-            raise SystemExit("a rank failed")
-        found: list[Any] = json.loads(out.read_text())
-        return found
-    finally:
-        for rank in ranks:
-            rank.kill()
-        out.unlink(missing_ok=True)
-
-
 def table(title: str, found: list[Any]) -> None:
     """Medians, and the ratio to the step without pieces."""
     base = next(statistics.median(each) for name, _, each in found if name == "without pieces")
@@ -123,11 +99,11 @@ def main() -> None:
         return
     job = {"size": 128 if asked.quick else 512, "repeats": 3 if asked.quick else 9, "options": {}}
     loopback = [([], {"GLOO_SOCKET_IFNAME": "lo"})] * 2
-    table(f"one host, width {job['size']}", launch(job, loopback, f"127.0.0.1:{free_port()}"))
+    table(f"one host, width {job['size']}", launch(__file__, job, loopback, f"127.0.0.1:{free_port()}"))
     try:
         with network(asked.rate_mbit) as where:
             told = {**job, "options": {"bandwidth_gbps": asked.rate_mbit / 1000}}
-            found = launch(told, where, "10.77.9.1:29578")
+            found = launch(__file__, told, where, "10.77.9.1:29578")
         table(f"two hosts, {asked.rate_mbit} Mbit/s, width {job['size']}", found)
     except (OSError, subprocess.CalledProcessError) as problem:
         print(f"no network of namespaces here, which needs root, ip and tc: {problem}")
