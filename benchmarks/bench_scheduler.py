@@ -13,12 +13,10 @@ import argparse
 import copy
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from importlib import import_module
 from typing import Any
-from unittest import mock
 
 from _bench import SHAPES, growth_exponent, print_table
+from _inductor_overlap import overlap_by_inductor
 from torch.fx import Graph, GraphModule
 from torch.nn import Module
 
@@ -46,25 +44,13 @@ def ours_s(graph: Graph, passes: str) -> float:
 
 def peer_s(graph: Graph) -> float | str:
     """The same of inductor's scheduler, or what it raises."""
-    from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
-
     gm = GraphModule(Module(), copy.deepcopy(graph))
-    with ExitStack() as undo:
-        for module in ("torch.utils._runtime_estimation", "torch._inductor.utils", "torch._inductor.scheduler"):
-            for name, value in (("get_gpu_dram_gbps", 2000.0), ("get_device_tflops", 300.0)):
-                if hasattr(import_module(module), name):
-                    undo.enter_context(mock.patch(f"{module}.{name}", lambda *_, value=value: value))
-        began = time.process_time()
-        try:
-            schedule_overlap_bucketing(
-                gm,
-                collective_bucketing=True,
-                compute_estimator="analytical",
-                custom_runtime_estimation=lambda node, *_: None,
-            )
-        except Exception as error:
-            return type(error).__name__
-        return time.process_time() - began
+    began = time.process_time()
+    try:
+        overlap_by_inductor(gm, lambda *_: None)
+    except Exception as error:
+        return type(error).__name__
+    return time.process_time() - began
 
 
 def rows(sizes: tuple[int, ...], most: int) -> Iterator[list[Any]]:

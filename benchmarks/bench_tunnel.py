@@ -22,16 +22,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest import mock
 
 import _per_layer  # noqa: F401  registers the pass
 import torch
+from _inductor_overlap import constants
 from _tunnel_work import WORLD, Graphs, Job, Measured, Network, cost_model, measure, prepared, synchronize
 from torch import Tensor
 from torch._inductor import config as inductor_config
@@ -156,21 +154,7 @@ def inductor_overlap(network: Network) -> Iterator[None]:
         settings["compute_estimator"] = "analytical"
     group = inductor_config.aten_distributed_optimizations
     known = {f"aten_distributed_optimizations.{key}": value for key, value in settings.items() if hasattr(group, key)}
-    with inductor_config.patch(known), _constants():
-        yield
-
-
-@contextmanager
-def _constants() -> Iterator[None]:
-    """Where there is no Triton to ask, the scheduler cannot run without being given what the processor sustains."""
-    if find_spec("triton") is not None:
-        yield
-        return
-    with ExitStack() as undo:
-        for module in ("torch.utils._runtime_estimation", "torch._inductor.utils", "torch._inductor.scheduler"):
-            for name, value in (("get_gpu_dram_gbps", 20.0), ("get_device_tflops", 0.05)):
-                if hasattr(import_module(module), name):
-                    undo.enter_context(mock.patch(f"{module}.{name}", lambda *_, value=value: value))
+    with inductor_config.patch(known), constants(dram_gbps=20.0, tflops=0.05):
         yield
 
 
