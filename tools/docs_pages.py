@@ -72,13 +72,13 @@ THEMES: Mapping[str, tuple[str, ...]] = {
     "Running in pieces with a matmul": (
         "no-matmul", "no-product", "too-small", "hidden-anyway", "pipeline-form", "pipeline-reduction", "gather-form",
         "scatter-form", "pieces", "not-elementwise", "gathered-operand", "other-operand-gathered", "matmul-form",
-        "scale-form", "matmul-taken", "product-used", "unlike-products", "scattered-product", "layout",
+        "scale-form", "exchange-form", "matmul-taken", "product-used", "unlike-products", "scattered-product", "layout",
     ),
     "Giving it another form": (
         "not-probed", "no-other-form", "other-form-lacking", "library-best", "lowered-already", "other-device",
         "unknown-group",
     ),
-    "Hiding it": ("nothing-to-hide-behind", "no-gain", "memory-cap"),
+    "Hiding it": ("nothing-to-hide-behind", "no-gain", "memory-cap", "plan-changed"),
     "What would have changed results or order": ("rounding", "hazard-order", "use-before-made", "graph-form"),
     "The graph or the pipeline": (
         "no-pass", "pass-failed", "invalid-graph", "no-metadata", "malformed", "unknown-operator", "not-a-collective",

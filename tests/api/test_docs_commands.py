@@ -30,7 +30,7 @@ RECORDING = "COUNTERPOINT_RECORD" in os.environ
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "bash", "console", "toml", "text", "yaml", "", "html"}
 """What a block may be written in; the first four are checked."""
-TAKE_LONG = {"demo", "bench", "calibrate", "doctor"}
+TAKE_LONG = {"demo", "bench", "calibrate", "doctor", "tunnel"}
 NEED_TRANSFORMERS = "examples/huggingface.py"
 SETTING_UP = {"pip", "source"}
 ALIKE = 0.5
