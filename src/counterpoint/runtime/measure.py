@@ -116,7 +116,7 @@ def slowest(values: list[float]) -> list[float]:
 
 def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Where the group's backend takes tensors from."""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or "gloo" in dist.get_backend(group):
         return torch.device("cpu")
     return torch.device(accelerator.type, torch.accelerator.current_device_index())
