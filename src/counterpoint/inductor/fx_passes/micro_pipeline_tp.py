@@ -39,6 +39,7 @@ from counterpoint.passes.micro_pipeline.gathers import read_ordered, wait_of
 from counterpoint.passes.micro_pipeline.plans import plan_graph
 from counterpoint.passes.micro_pipeline.rewrite import carry_out
 from counterpoint.passes.micro_pipeline.scatters import read_sent
+from counterpoint.runtime.pipelined import operators  # noqa: F401  what is written can be run
 
 __all__ = [
     "find_all_gather_patterns",
