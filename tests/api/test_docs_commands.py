@@ -156,6 +156,7 @@ def test_the_arguments_of_a_long_command_are_understood(
     if RECORDING and command.shown is not None:
         _record(command, output_of(command, tmp_path, monkeypatch))
     words = list(command.words[command.words.index("counterpoint") + 1 :])
+    monkeypatch.chdir(ROOT)  # files that a command names are there
     name, *rest = words
     found = main.get_command(None, name)  # type: ignore[arg-type]
     assert found is not None
