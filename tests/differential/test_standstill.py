@@ -40,11 +40,11 @@ def said(step: Any, *args: Any) -> str:
 
 
 @torch.no_grad()
-def stay_away(codegen: str) -> str:
+def stay_away(codegen: str, passes: str) -> str:
     """Both ranks run a graph once; then rank 1 does not come."""
     torch.compiler.reset()
     group = dist.new_group([0, 1], timeout=timedelta(seconds=TIMEOUT_S))
-    step = compiled(two_sums, codegen, passes="bucket-all-reduce")
+    step = compiled(two_sums, codegen, passes=passes)
     step(torch.ones(4), group)
     return said(step, torch.ones(4), group) if dist.get_rank() == 0 else "stayed away"
 
@@ -68,12 +68,12 @@ def fail_by_itself() -> str:
     def step(x: Tensor, index: Tensor) -> Tensor:
         return funcol.all_reduce(x, "sum", dist.group.WORLD)[index]
 
-    return said(compiled(step, "eager"), torch.ones(4), torch.tensor([9]))
+    return said(compiled(step, "eager", passes=""), torch.ones(4), torch.tensor([9]))
 
 
 @pytest.mark.parametrize("codegen", ["eager", pytest.param("inductor", marks=pytest.mark.cxx)])
 def test_the_missing_rank_the_node_and_the_bucket_are_named(ranks: RanksByWorldSize, codegen: str) -> None:
-    heard, away = ranks(2).run(stay_away, codegen)
+    heard, away = ranks(2).run(stay_away, codegen, "bucket-all-reduce")
     assert away == "stayed away"
     assert heard.startswith("CommunicationError: rank 1 did not come to all_reduce sum float32 8 at node all_reduce_")
     assert "(all_reduce bucket 0 of 2: inference/all_reduce#0 at " in heard
@@ -82,6 +82,13 @@ def test_the_missing_rank_the_node_and_the_bucket_are_named(ranks: RanksByWorldS
     assert "where rank 0 waits" in heard
     assert "Timed out" in heard
     assert "next step: look at the log of rank 1" in heard
+
+
+@pytest.mark.cxx
+def test_a_bucket_in_shared_memory_is_named_too(ranks: RanksByWorldSize) -> None:
+    heard, _ = ranks(2).run(stay_away, "eager", "bucket-all-reduce,lower-collectives")
+    assert heard.startswith("SharedMemoryError: rank 1 did not come to all_reduce sum float32 8 ")
+    assert "(all_reduce bucket 0 of 2: inference/all_reduce#0 at " in heard
 
 
 def test_ranks_in_different_collectives_hear_of_each_other(ranks: RanksByWorldSize) -> None:

@@ -24,7 +24,7 @@ from counterpoint.ir import ops
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.launches import UNEQUAL_KINDS, Launch
 from counterpoint.ir.ops import Kind
-from counterpoint.passes.ledger import Entry
+from counterpoint.passes.ledger import Entry, VerdictKind
 from counterpoint.report.history import CompileRecord
 from counterpoint.runtime.pretend import pretends
 from counterpoint.runtime.roll_call import Standing, call_roll
@@ -34,6 +34,7 @@ FAILURES = (RuntimeError, CommunicationError, SharedMemoryError)
 SHOWN = 3
 """Members of a bucket that a message names."""
 
+_TOGETHER = frozenset({VerdictKind.BUCKETED, VerdictKind.FUSED})
 _CALL = re.compile(r"(?:\b(?P<result>\w+)\s*=\s*)?torch\.ops\.(?P<space>\w+)\.(?P<name>\w+)\.\w+\((?P<arguments>.*)")
 _ASSIGNED = re.compile(r"^\s*(?P<to>\w+)\s*=\s*(?P<of>\w+)\b(?!\()")
 _PLACE = re.compile(r"^\[[^\]]*\.\w+:\d+\]\s*")
@@ -170,7 +171,9 @@ def _explained(
 
 def _work(entries: Sequence[Entry]) -> str:
     """`all_reduce bucket 0 of 2: forward/all_reduce#0 at model.py:12 in forward, ...`."""
-    bucket = next((entry.verdict.partner for entry in entries if entry.verdict.partner), "")
+    # A bucket may have been given another form since.
+    said = [verdict for entry in entries for verdict in entry.history if verdict.kind in _TOGETHER]
+    bucket = said[-1].partner if said else ""
     named = ", ".join(f"{e.facts.origin}{f' at {e.facts.source}' if e.facts.source else ''}" for e in entries[:SHOWN])
     more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
     return f"{bucket}{': ' if bucket and named else ''}{named}{more}"
