@@ -44,7 +44,7 @@ def parsed(text: str) -> Sample:
 def test_defaults_have_an_empty_text_and_the_full_text_names_every_option() -> None:
     assert CompileOptions().text() == ""
     assert CompileOptions().text(defaults=True) == (
-        "codegen=inductor passes=none verify=structural bitwise=false on-error=continue "
+        "codegen=inductor passes=none verify=structural lower=true bitwise=false on-error=continue "
         "latency-us=none bandwidth-gbps=none topology=none cost-table=none "
         "require-bucketed=false require-pipelined=false max-exposed-us=none agreement-s=600"
     )
