@@ -137,7 +137,7 @@ class ScheduleOverlap(Pass):
         if refused:
             return next(iter(refused.values()))
         limit, policy = self._limit(task.stands), next(self._policies())
-        plan = Plan(task.model, buckets, pinned.mode, policy, task.stands, limit, pinned, task.names)
+        plan = Plan(task.model, buckets, pinned.mode, policy, task.stands, limit, task.before, pinned, task.names)
         return carry_out(task.context, plan)
 
     def _searched(self, task: _Task) -> tuple[dict[str, Refusal], Done | Refusal]:
@@ -149,12 +149,12 @@ class ScheduleOverlap(Pass):
         for policy in self._policies():
             buckets = self._buckets(reading, model, policy)
             buckets, refused = _permitted(context, buckets)
-            outcome = carry_out(context, Plan(model, buckets, self.mode, policy, task.stands, limit))
+            outcome = carry_out(context, Plan(model, buckets, self.mode, policy, task.stands, limit, task.before))
             # Only what does not fit into memory may fit with less under way.
             if isinstance(outcome, Done) or outcome.code not in ("memory-cap", *_EDITS_REFUSED):
                 break
         if isinstance(outcome, Refusal) and outcome.code == "no-gain":
-            outcome = _for_want_of_memory(task) or outcome
+            outcome = _for_want_of_memory(task, limit) or outcome
         return refused, outcome
 
     def _buckets(self, reading: Reading, model: CostModel, policy: Policy) -> tuple[Bucket, ...]:
@@ -186,8 +186,10 @@ class _Task:
     names: Names
 
 
-def _for_want_of_memory(task: _Task) -> Refusal | None:
+def _for_want_of_memory(task: _Task, limit_bytes: int) -> Refusal | None:
     """The refusal, if it is the bound on memory that leaves no order shorter than the one that stands."""
+    if task.stands.peak_bytes + sum(transfer.held_bytes for transfer in task.before.problem.transfers) <= limit_bytes:
+        return None
     free = run(replace(task.before.problem, room=None), Policy(in_flight_bytes=sys.maxsize))
     placed, stands = place(task.before, free), task.stands
     if placed.played.step_us > stands.played.step_us * (1 - GAIN) or placed.peak_bytes <= stands.peak_bytes:

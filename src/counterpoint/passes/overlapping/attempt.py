@@ -32,6 +32,8 @@ class Plan:
     stands: Placed
     """The input's order, which must be beaten."""
     limit_bytes: int
+    before: Reading
+    """The graph as it is; where nothing is merged it need not be read again."""
     pinned: WrittenPlan | None = None
     """An order that is given, and not chosen by what it is expected to take."""
     names: Names = field(default_factory=lambda: Names({}))
@@ -55,12 +57,14 @@ def carry_out(context: PassContext, plan: Plan) -> Done | Refusal:
     def rewrite(tx: Transaction) -> None:
         if plan.buckets:
             merge_in(tx, plan.buckets, plan.mode)
-        view = GraphView.of(context.graph)
-        reading = with_room(read_problem(view, plan.model, context.groups), plan.limit_bytes)
+        read = plan.before
+        if plan.buckets:
+            read = read_problem(GraphView.of(context.graph), plan.model, context.groups)
+        reading = with_room(read, plan.limit_bytes)
         placed = _placed(plan, reading)
         if isinstance(placed, Refusal):
             tx.refuse(placed)
-        why = _refuse(plan, placed, view.nodes[-1].name)
+        why = _refuse(plan, placed, reading.view.nodes[-1].name)
         if why is not None:
             tx.refuse(why)
         put_in_order(tx, reading, placed.order)
