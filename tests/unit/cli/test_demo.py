@@ -34,7 +34,8 @@ def test_the_demo_without_code_generation(tmp_path: Path) -> None:
     assert "replicate, code generation: eager" in result.stdout
     assert "backward/all_reduce#20" in result.stdout
     assert "our passes: a step of " in result.stdout
-    assert re.search(r"\nbucketed +(20|21) ", result.stdout)
+    # What was bucketed counts as lowered where the processes share memory.
+    assert re.search(r"\n(lowered|bucketed) +\d\d ", result.stdout)
     assert "example_models.py:" in result.stdout
     table = result.stdout.partition("what the passes did, per step of training")[2]
     row = r"\nreplicate +23 to \d .* to [\d.]+ [mu]s .*\d ms .*yes, to "
