@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 # Before torch is imported: the ranks of one test share the machine, and a compile pool would outlive its test.
@@ -11,6 +12,10 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # gloo looks up the host name unless it is told an interface; the loopback one is always there.
 if os.path.exists("/sys/class/net/lo"):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+# Shells start what runs in the background with interrupts ignored, and processes pass that on to those they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from typing import TYPE_CHECKING
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._dispatch.python import no_python_dispatcher
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -56,8 +58,7 @@ class Assemblies:
                 continue
             with self._by_group.of(name):
                 if self._met(name, group, groups[name], min(within_s, PATIENCE_S)):
-                    # Compiling happens among tensors that only pretend.
-                    with _disable_current_modes():
+                    with outside_of_compiling():
                         found[name, device.type] = self._probes.of(group, device)
         return CapabilityTable(found)
 
@@ -76,6 +77,18 @@ class Assemblies:
 
 ASSEMBLIES = Assemblies()
 """Those of this process."""
+
+
+@contextmanager
+def outside_of_compiling() -> Iterator[None]:
+    """Real tensors and plain calls for a while.
+
+    Compiling happens among tensors that only pretend, and under a dispatcher that calls kernels with the interpreter's
+    lock held. A collective must not be called so: a thread of gloo that lets go of a tensor of Python's wants that lock
+    while it has the queue's, which the call waits for.
+    """
+    with _disable_current_modes(), no_python_dispatcher():
+        yield
 
 
 def _asked(starts: Sequence[Node]) -> Iterator[tuple[str, torch.device]]:
