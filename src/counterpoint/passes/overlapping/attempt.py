@@ -11,7 +11,15 @@ from counterpoint.ir.view import GraphView
 from counterpoint.passes.base import PassContext
 from counterpoint.passes.bucket_merge import BucketMode, merge_in
 from counterpoint.passes.bucket_plan import Bucket
-from counterpoint.passes.overlapping.placing import Placed, as_it_is, choose_order, place, put_in_order, with_room
+from counterpoint.passes.overlapping.placing import (
+    Placed,
+    alive_in,
+    as_it_is,
+    choose_order,
+    place,
+    put_in_order,
+    with_room,
+)
 from counterpoint.passes.overlapping.replay import Names, planned_schedule
 from counterpoint.passes.overlapping.written import WrittenPlan
 from counterpoint.schedule.engine import Policy
@@ -68,10 +76,22 @@ def carry_out(context: PassContext, plan: Plan) -> Done | Refusal:
         if why is not None:
             tx.refuse(why)
         put_in_order(tx, reading, placed.order)
+        # What the graph holds now is what counts: the plan's figure rests on the reading from before it was ordered.
+        made = GraphView.of(context.graph)
+        peak = max(alive_in(made, made.nodes), default=0)
+        why = _refuse_memory(plan, peak, made.nodes[-1].name)
+        if why is not None:
+            tx.refuse(why)
         done.append(Done(plan.buckets, plan.mode, reading, placed))
 
     refusal = context.editor.attempt("schedule collectives", rewrite)
     return done[0] if refusal is None else refusal
+
+
+def _refuse_memory(plan: Plan, peak_bytes: int, where: str) -> Refusal | None:
+    if peak_bytes > max(plan.limit_bytes, plan.stands.peak_bytes):
+        return Refusal("memory-cap", where, f"{peak_bytes} bytes, {plan.limit_bytes} are allowed")
+    return None
 
 
 def _placed(plan: Plan, reading: Reading) -> Placed | Refusal:
@@ -84,10 +104,9 @@ def _placed(plan: Plan, reading: Reading) -> Placed | Refusal:
 
 
 def _refuse(plan: Plan, placed: Placed, where: str) -> Refusal | None:
-    if placed.peak_bytes > max(plan.limit_bytes, plan.stands.peak_bytes):
-        return Refusal("memory-cap", where, f"{placed.peak_bytes} bytes, {plan.limit_bytes} are allowed")
-    if plan.pinned is not None:
-        return None
+    too_large = _refuse_memory(plan, placed.peak_bytes, where)
+    if too_large is not None or plan.pinned is not None:
+        return too_large
     before, after = plan.stands.played.step_us, placed.played.step_us
     if after > before * (1 - GAIN):
         return Refusal("no-gain", where, f"{before:.0f} us as it is, {after:.0f} us planned")
