@@ -29,12 +29,7 @@ MODELS = {
     "no latency": CostModel(latency_us=0.0, bandwidth_gbps=0.01),
 }
 OPTIONS = CompileOptions(verify="full", on_error="raise")
-SETTINGS = settings(
-    phases=[__import__("hypothesis").Phase.generate],
-    max_examples=int(__import__("os").environ.get("EX", "15")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def run(gm: GraphModule, case: Case, passes: str, model: CostModel) -> PipelineReport:
