@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -24,6 +25,25 @@ def in_backward() -> bool:
 def traces_restored_attributes() -> bool:
     """Whether the compiler traces code that sets an attribute and sets it back in a checkpointed region (2.13)."""
     return torch_version() >= (2, 13)
+
+
+def recomputed(function: Callable[..., Any], *args: Any) -> Any:
+    """A call of `function` that the backward of a compiled graph repeats, instead of keeping what it returned.
+
+    Before torch 2.13 a checkpointed region does not mark what an autograd function inside it does, but one that chooses
+    by operator marks every operator.
+    """
+    if torch_version() >= (2, 13):
+        return checkpoint(function, *args, use_reentrant=False)
+    return checkpoint(function, *args, use_reentrant=False, context_fn=_repeat_everything)
+
+
+def _repeat_everything() -> Any:
+    return create_selective_checkpoint_contexts(_prefer_recompute)
+
+
+def _prefer_recompute(*_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:

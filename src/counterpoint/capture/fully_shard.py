@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 
+from counterpoint import _torch
 from counterpoint.capture.collectives import GatherParameter
 from counterpoint.capture.mixed_precision import FULL_PRECISION
 from counterpoint.capture.sharding import DataMesh, Recipe, ShardPlacementFn, shard_dim, shard_parameter
@@ -77,7 +77,7 @@ class ShardUnit(Unit):
             return whole
 
         if self.gathers_again and torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
-            whole = checkpoint(gather, piece, use_reentrant=False)
+            whole = _torch.recomputed(gather, piece)
         else:
             whole = gather(piece)
         return whole if recipe.tensor_parallel is None else recipe.tensor_parallel.of_local(whole)

@@ -200,7 +200,7 @@ def _reader(name: str) -> property:
 def _forward_through(base: type[nn.Module]) -> Any:
     # After a graph break inside a compiled forward, what runs uncompiled must still find the unit running, or it would
     # compute with the registered parameters and their gradients would stay unreduced. So the mark is set while tracing
-    # as well, where that can be traced; elsewhere a break inside `try` leaves this whole function uncompiled.
+    # as well, where that can be traced; elsewhere a break inside `try` leaves all of `try` uncompiled.
     traced = _torch.traces_restored_attributes()
 
     @functools.wraps(base.forward)
@@ -210,13 +210,13 @@ def _forward_through(base: type[nn.Module]) -> Any:
         if membership.is_root:
             unit.before_forward()
             args, kwargs = cast_inputs(unit.policy, args, kwargs)
-        marks = traced or not torch.compiler.is_compiling()
         try:
-            if marks:
+            # Asked in here: at a break the compiler cuts where `try` begins, and what follows runs as it is.
+            if traced or not torch.compiler.is_compiling():
                 unit.in_forward = True
             output = base.forward(self, *args, **kwargs)
         finally:
-            if marks:
+            if traced or not torch.compiler.is_compiling():
                 unit.in_forward = before
         return cast_floats(output, unit.policy.output_dtype) if membership.is_root else output
 
