@@ -77,7 +77,8 @@ class _Program:
             self.exchange,
             self.collect,
         ]
-        steps += [self.coalesce, self.broadcast] + ([self.overwrite, self.reduce_in_place] if self.in_place else [])
+        steps += [self.coalesce, self.coalesce_moves, self.broadcast]
+        steps += [self.overwrite, self.reduce_in_place, self.broadcast_in_place] if self.in_place else []
         self.draw(st.sampled_from(steps))()
 
     def compute(self) -> None:
@@ -164,6 +165,26 @@ class _Program:
             items = [self.builder.call(operator.getitem, made, i) for i in range(len(members))]
             self.tensors.extend(self.builder.wait(item) for item in items)
 
+    def coalesce_moves(self) -> None:
+        """Gathers or scatters in one operator, their members of any shape and of one element type."""
+        group, scatters = self.group(), self.draw(st.booleans())
+        size = len(self.builder.groups[group])
+
+        def fits(value: torch.Tensor) -> bool:
+            return arithmetic(value) and divisible(value, size) if scatters else value.dim() > 0
+
+        first = self.pick(fits)
+        if first is None:
+            return
+        second = self.pick(lambda v: fits(v) and v.dtype == first.meta["val"].dtype)
+        members = [self.contiguous(first)] + ([self.contiguous(second)] if second not in (None, first) else [])
+        if scatters:
+            made = self.builder.call(C10D.reduce_scatter_tensor_coalesced.default, members, "sum", size, group)
+        else:
+            made = self.builder.call(C10D.all_gather_into_tensor_coalesced.default, members, size, group)
+        items = [self.builder.call(operator.getitem, made, i) for i in range(len(members))]
+        self.tensors.extend(self.builder.wait(item) for item in items)
+
     def overwrite(self) -> None:
         tensor = self.pick(arithmetic)
         if tensor is not None:
@@ -174,8 +195,20 @@ class _Program:
         tensor = self.pick(arithmetic)
         if tensor is not None:
             own = self.builder.call(ATEN.clone.default, self.contiguous(tensor))
+            if self.draw(st.booleans()) and divisible(own.meta["val"], 2):
+                # A part of a buffer; the other part keeps what it holds.
+                part = self.builder.call(ATEN.slice.Tensor, own, 0, 0, own.meta["val"].shape[0] // 2)
+                self.builder.wait(self.builder.call(C10D.all_reduce_.default, part, "sum", self.group()))
+                self.tensors.append(self.builder.call(ATEN.clone.default, own))
+                return
             made = self.builder.call(C10D.all_reduce_.default, own, "sum", self.group())
             self.tensors.append(self.builder.wait(made))
+
+    def broadcast_in_place(self) -> None:
+        tensor = self.pick()
+        if tensor is not None:
+            own = self.builder.call(ATEN.clone.default, self.contiguous(tensor))
+            self.tensors.append(self.builder.wait(self.builder.call(C10D.broadcast_.default, own, 0, self.group())))
 
     def contiguous(self, tensor: Node) -> Node:
         """Collectives want contiguous payloads; a clone in row-major order makes them so."""

@@ -460,3 +460,58 @@ def test_all_to_all_is_compared_by_its_splits() -> None:
     assert compare(exchange([2, 2, 2, 2]), exchange([2, 2, 2, 2]), shapes=((8,),)) == ()
     assert compare(exchange([1, 3, 2, 2]), exchange([1, 3, 2, 2]), shapes=((8,),)) == ()
     assert compare(exchange([2, 2, 2, 2]), exchange([1, 3, 2, 2]), shapes=((8,),))
+
+
+def half_reduced(b: GraphBuilder, x: Node, half: int = 0) -> Node:
+    """A copy of a tensor, one half of which every rank has reduced in place."""
+    own = b.call(aten.clone.default, x)
+    rows = x.meta["val"].shape[0] // 2
+    b.wait(
+        b.call(c10d.all_reduce_.default, b.call(aten.slice.Tensor, own, 0, half * rows, (half + 1) * rows), "sum", "tp")
+    )
+    return own
+
+
+def in_blocks(kind: str, half: int, bucketed: bool, order: tuple[int, int] = (0, 1)) -> Build:
+    """Two exchanges of blocks, alone or as one; the first sends what differs from block to block."""
+
+    def exchange(b: GraphBuilder, x: Node) -> Node:
+        if kind == "scatter":
+            return b.reduce_scatter(x, "sum", "tp")
+        sizes = [x.meta["val"].shape[0] // 2] * 2
+        return b.wait(b.call(c10d.all_to_all_single.default, x, sizes, sizes, "tp"))
+
+    def build(b: GraphBuilder, xs: list[Node]) -> list[Any]:
+        sent = [half_reduced(b, xs[0], half), xs[1]]
+        if not bucketed:
+            return [exchange(b, x) for x in sent]
+        packed = b.call(aten.cat.default, [b.call(aten.view.default, x, [2, -1]) for x in sent], 1)
+        received = exchange(b, b.call(aten.view.default, packed, [-1]))
+        rows = b.call(aten.view.default, received, [-1, packed.meta["val"].shape[1]])
+        widths = [x.meta["val"].shape[0] // 2 for x in xs]
+        parts = b.call(aten.split_with_sizes.default, rows, widths, 1)
+        return [b.call(aten.reshape.default, b.call(operator.getitem, parts, i), [-1]) for i in order]
+
+    return build
+
+
+@pytest.mark.parametrize("kind", ["scatter", "all-to-all"])
+def test_blocks_with_different_content_are_compared_member_by_member(kind: str) -> None:
+    alone = in_blocks(kind, 0, False)
+    assert compare(alone, in_blocks(kind, 0, True), shapes=((8,), (8,))) == ()
+    assert compare(alone, in_blocks(kind, 0, True), shapes=((8,), (12,))) == ()
+    wrong = [in_blocks(kind, 1, True), in_blocks(kind, 0, True, (1, 0)), in_blocks(kind, 1, False)]
+    for after in wrong:
+        assert any(finding.is_error for finding in compare(alone, after, shapes=((8,), (8,))))
+
+
+def test_blocks_cut_from_other_places_of_one_value_are_named() -> None:
+    def sends(*starts: int) -> Build:
+        def build(b: GraphBuilder, xs: list[Node]) -> list[Any]:
+            parts = [b.call(aten.slice.Tensor, xs[0], 0, start, start + 4) for start in starts]
+            return [b.reduce_scatter(b.call(aten.cat.default, parts), "sum", "tp")]
+
+        return build
+
+    assert compare(sends(0, 4), sends(0, 4), shapes=((16,),)) == ()
+    assert codes(compare(sends(0, 4), sends(0, 12), shapes=((16,),))) == {"value-moved"}

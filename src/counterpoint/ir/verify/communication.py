@@ -17,7 +17,8 @@ from counterpoint.ir import metadata, ops
 from counterpoint.ir.effects import Effect
 from counterpoint.ir.groups import group_of
 from counterpoint.ir.ops import Form, Kind, OpSpec
-from counterpoint.ir.verify.flat import Cell, Flat, flat, spelled_out, table, whole
+from counterpoint.ir.verify.blocks import blocks, gathered, gathered_pack
+from counterpoint.ir.verify.flat import Cell, Flat, flat, spelled_out, whole
 from counterpoint.ir.verify.reader import Handler, Reader, name_of
 from counterpoint.ir.verify.sizes import Size, UndecidedError, divide, numel, ratio, tidy
 
@@ -119,7 +120,7 @@ def _broadcast(reader: Reader, node: Node, spec: OpSpec, value: Flat, growth: An
 def _all_gather(reader: Reader, node: Node, spec: OpSpec, value: Flat, growth: Any) -> Flat:
     group = group_key(reader, node, spec)
     ranks = _whole_number(growth)
-    undone = _gathered_pack(reader, node, group, value)
+    undone = gathered_pack(reader, node, group, _ranks(reader, group), value)
     if undone is not None:
         return undone
     try:
@@ -132,44 +133,7 @@ def _all_gather(reader: Reader, node: Node, spec: OpSpec, value: Flat, growth: A
         term = reader.terms.move("all_gather", (group,), cell.term, ranks, node.name)
         _count(reader, node, term, cell, 1, size)
         cells.append(cell._replace(term=term, step=size))
-    return flat(ranks, cells)
-
-
-def _gathered_pack(reader: Reader, node: Node, group: Hashable, value: Flat) -> Flat | None:
-    """Gathering a reduce-scattered pack is reducing its members, also where blocks do not end with members."""
-    terms = reader.terms
-    term = value.whole
-    if term is None or value.numel != terms.numel[term]:
-        return None
-    bare = terms.bare(term)
-    kind, attributes, operands = terms.all[bare]
-    inner = operands[0] if operands else None
-    if kind != "reduce_scatter" or attributes[0] != group or not isinstance(inner, int):
-        return None
-    pack = terms.all[inner]
-    if pack.kind != "pack" or (bare != term and terms.all[term].kind != "scale"):
-        return None
-    operand: Any = pack.operands[0]
-    op = str(attributes[1])
-    ranks = _ranks(reader, group)
-
-    def reduced(t: int) -> int:
-        return terms.reduce("all_reduce", group, op, ranks, t, terms.numel[t], node.name)
-
-    whole_value = reader.each(operand.value, reduced)
-    factor: Any = terms.all[term].attributes[0] if bare != term else 1
-    return reader.scaled(whole_value, factor)
-
-
-def _blocks(reader: Reader, node: Node, value: Flat, ranks: int) -> Flat:
-    """The value as one row a rank, each cell an equal part of its term; as one term where members cross the rows."""
-    try:
-        seen = table(value, ranks)
-        if all(tidy(c.step * ranks) == reader.terms.numel[c.term] for c in seen.cells):
-            return seen
-    except UndecidedError:
-        pass
-    return table(reader.packed(value, node), ranks)
+    return gathered(reader, ranks, cells)
 
 
 def _reduce_scatter(reader: Reader, node: Node, spec: OpSpec, value: Flat, growth: Any) -> Flat:
@@ -177,7 +141,7 @@ def _reduce_scatter(reader: Reader, node: Node, spec: OpSpec, value: Flat, growt
     op = ops.argument(node, spec.reduce_op).lower() if spec.reduce_op else "sum"
     ranks = _whole_number(1 / growth if growth else 1)
     cells = []
-    for cell in _blocks(reader, node, value, ranks).cells:
+    for cell in blocks(reader, node, value, ranks).cells:
         size = divide(reader.terms.numel[cell.term], ranks)
         term = reader.terms.reduce("reduce_scatter", group, op, ranks, cell.term, size, node.name)
         _count(reader, node, term, cell, 1, size)
@@ -193,13 +157,13 @@ def _all_to_all(reader: Reader, node: Node, spec: OpSpec, value: Flat, growth: A
     ranks = len(sizes) // 2
     if any(not isinstance(size, int) or size != sizes[0] for size in sizes):
         return _opaque(reader, node, group)
-    blocks = _blocks(reader, node, value, ranks)
+    cut = blocks(reader, node, value, ranks)
     cells = []
-    for cell in blocks.cells:
+    for cell in cut.cells:
         term = reader.terms.move("all_to_all", (group,), cell.term, 1, node.name)
         _count(reader, node, term, cell, ranks, reader.terms.numel[term])
         cells.append(cell._replace(term=term))
-    return flat(blocks.rows, cells)
+    return flat(cut.rows, cells)
 
 
 def _opaque(reader: Reader, node: Node, group: Hashable) -> Flat:

@@ -13,7 +13,7 @@ from counterpoint.ir.verify.finding import Finding, at
 from counterpoint.ir.verify.flat import Flat, spelled_out
 from counterpoint.ir.verify.meaning import Meaning, Observed, live_nodes
 from counterpoint.ir.verify.sizes import UndecidedError, is_plain
-from counterpoint.ir.verify.terms import CAST, COMMUNICATES, REDUCES, SCALE, WRAPPERS, Operand, Term
+from counterpoint.ir.verify.terms import CAST, COMMUNICATES, REDUCES, ROWS, SCALE, WRAPPERS, Operand, Term
 
 Verdict = tuple[str, int, str]
 """Code, the differing term of the new graph, message."""
@@ -127,15 +127,29 @@ class _Comparison:
             return verdict if a.kind == b.kind and a.attributes[:1] == b.attributes[:1] else ("unproven", *verdict[1:])
         if a[:2] == b[:2] and len(a.operands) == len(b.operands):
             return self._operands(a, b, new_core)
+        if ROWS in (a.kind, b.kind):
+            return self._rows(a, b, old_core, new_core)
         if a.kind == b.kind == "input":
             return "value-changed", new_core, f"computed from {_input(b)} and was from {_input(a)}"
         return "unproven", new_core, f"computed by {_call(b)} and was by {_call(a)}, which cannot be compared here"
+
+    def _rows(self, a: Term, b: Term, old: int, new: int) -> Verdict | tuple[int, int]:
+        """The first row that differs, where one of the two is the same in every row or both have rows."""
+        if a.kind == b.kind and len(a.operands) != len(b.operands):
+            return "unproven", new, "it is cut into another number of blocks"
+        lefts: tuple[Any, ...] = a.operands if a.kind == ROWS else (old,) * len(b.operands)
+        rights: tuple[Any, ...] = b.operands if b.kind == ROWS else (new,) * len(a.operands)
+        differing = next((pair for pair in zip(lefts, rights, strict=True) if pair[0] != pair[1]), None)
+        return differing or ("value-moved", new, "the parts of this value are in other places")
 
     def _operands(self, a: Term, b: Term, new: int) -> Verdict | tuple[int, int]:
         for left, right in zip(a.operands, b.operands, strict=True):
             if left == right:
                 continue
             if isinstance(left, Operand) and isinstance(right, Operand):
+                if a.kind == "pack" and left.value.numel != right.value.numel:
+                    # Two packs of different members have no places in common.
+                    return "unproven", new, "it is packed with other values than before"
                 if left.value == right.value:
                     certain = all(isinstance(size, int) for size in (*left.shape, *right.shape))
                     code = "value-changed" if certain else "unproven"

@@ -164,15 +164,22 @@ def _table(value: Flat, rows: Size) -> Flat:
         cells = tuple(_pieces(times, value.cells))
         steps = [tidy(cell.step * times) for cell in value.cells] * times
         return Flat(rows, tuple(c._replace(step=s) for c, s in zip(cells, steps, strict=True)))
-    line = spelled_out(value)
-    length = divide(line.starts[-1], rows)
-    pieces = [p for r in range(rows) for p in between(line, r * length, (r + 1) * length)]
+    pieces = [piece for row in rows_of(value, rows) for piece in row]
     if len(pieces) % rows:
         raise UndecidedError
     steps_found = _steps(pieces, len(pieces) // rows)
     if steps_found is None:
         raise UndecidedError
     return Flat(rows, tuple(p._replace(step=s) for p, s in zip(pieces, steps_found, strict=False)))
+
+
+def rows_of(value: Flat, rows: Size) -> list[list[Cell]]:
+    """The same elements cut into this many rows, which need not resemble each other."""
+    line = spelled_out(value)
+    length = divide(line.starts[-1], rows)
+    if not isinstance(rows, int) or rows + len(line.cells) > _TOO_MANY:
+        raise UndecidedError
+    return [between(line, row * length, (row + 1) * length) for row in range(rows)]
 
 
 def spelled_out(value: Flat) -> Flat:
@@ -211,18 +218,27 @@ def _locate(value: Flat, position: Size) -> tuple[int, Size]:
 
 def columns(value: Flat, rows: Size, start: Size, end: Size) -> Flat:
     """Columns of the tensor seen as a table: what slicing along a dimension takes."""
-    seen = table(value, rows)
-    return flat(seen.rows, between(seen, start, end))
+    try:
+        seen = table(value, rows)
+        return flat(seen.rows, between(seen, start, end))
+    except UndecidedError:
+        parts = [between(Flat(1, tuple(row)), start, end) for row in rows_of(value, rows)]
+        return flat(1, [cell for part in parts for cell in part])
 
 
 def beside(values: Iterable[Flat], rows: Size) -> Flat:
     """Tables side by side: what concatenating along a dimension gives."""
-    return flat(rows, [cell for value in values for cell in table(value, rows).cells])
+    members = list(values)
+    try:
+        return flat(rows, [cell for member in members for cell in table(member, rows).cells])
+    except UndecidedError:
+        cut = [rows_of(member, rows) for member in members]
+        return flat(1, [cell for row in zip(*cut, strict=True) for part in row for cell in part])
 
 
 def replaced(value: Flat, rows: Size, start: Size, end: Size, part: Flat) -> Flat:
     """The tensor after writing `part` over some of its columns."""
-    seen = table(value, rows)
-    width = seen.starts[-1]
-    middle = table(part, rows).cells
-    return flat(rows, [*between(seen, 0, start), *middle, *between(seen, end, width)])
+    width = divide(value.numel, rows)
+    around = [columns(value, rows, a, b) for a, b in ((0, start), (end, width)) if a != b]
+    written = [part, *around] if start == 0 else [around[0], part, *around[1:]]
+    return beside(written, rows)

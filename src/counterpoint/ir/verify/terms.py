@@ -7,7 +7,7 @@ the same whether a pass scales, casts or packs before the collective or after it
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from counterpoint.ir.verify.flat import Flat
 from counterpoint.ir.verify.sizes import Size, divide, tidy
 
 SCALE, CAST, BITS = "scale", "cast", "bits"
+ROWS = "rows"
+"""Element i of row r is element `i + shift` of the r-th operand; the shifts are the attributes, the first is 0."""
 WRAPPERS = frozenset({SCALE, CAST, BITS})
 REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 COMMUNICATES = REDUCES | {"all_gather", "all_to_all", "broadcast", "communicate"}
@@ -115,6 +117,30 @@ class Terms:
         if op == "avg" and ranks:
             return self.scale(self.reduce(kind, group, "sum", ranks, of, size, origin), Fraction(1, ranks))
         return self.number(kind, (group, op), (of,), size, origin)
+
+    def rows(self, of: Sequence[int], shifts: Sequence[int], origin: str) -> int:
+        """Rows of different terms as one term, each as long as the whole first one; what all share moves outside."""
+        first = self.all[of[0]]
+        if first.kind in (SCALE, CAST) and all(self.all[t][:2] == first[:2] for t in of):
+            inner = [self._only(self.all[t].operands) for t in of]
+            return self._wrap(first.kind, first.attributes, self.rows(inner, shifts, origin))
+        return self.number(ROWS, tuple(shifts), tuple(of), tidy(self.numel[of[0]] * len(of)), origin)
+
+    def row(self, of: int, row: int, ranks: int) -> tuple[int, int] | None:
+        """One row of what was done to every element of rows, one a rank: its term and shift. None for other terms."""
+        kind, attributes, operands = self.all[of]
+        if kind == ROWS and len(operands) == ranks:
+            return self._only(operands[row:]), int(attributes[row])  # type: ignore[call-overload]
+        if kind not in (SCALE, CAST, "all_reduce"):
+            return None
+        inner = self.row(self._only(operands), row, ranks)
+        if inner is None:
+            return None
+        term, shift = inner
+        if kind != "all_reduce":
+            return self._wrap(kind, attributes, term), shift
+        group, op = attributes
+        return self.reduce(kind, group, str(op), None, term, self.numel[term], self.origin[of]), shift
 
     def bare(self, of: int) -> int:
         """A term without its factor and casts."""
