@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.fx import Node
@@ -31,15 +32,22 @@ def lifetimes(nodes: Sequence[Node], hazards: Hazards, held: Collection[Node]) -
     index = {node: position for position, node in enumerate(nodes)}
     end = len(nodes) - 1
     homes = _Homes(hazards)
-    first: dict[Node, int] = {}
-    last: dict[Node, int] = {}
-    size: dict[Node, int] = {}
+    first: dict[_Home, int] = {}
+    last: dict[_Home, int] = {}
+    size: dict[_Home, int] = {}
     for position, node in enumerate(nodes):
         home = homes.of(node)
         first.setdefault(home, index[node.all_input_nodes[0]] if _is_element(node, hazards) else position)
         last[home] = max(last.get(home, position), end if node in held else position, _last_use(node, index))
         size[home] = size.get(home, 0) + _made_bytes(node, hazards)
-    return [Lifetime(home, size[home], first[home], last[home]) for home in first if size[home]]
+    return [Lifetime(home.node, size[home], first[home], last[home]) for home in first if size[home]]
+
+
+class _Home(NamedTuple):
+    """A buffer: a storage class goes by any one of its nodes, a copy by the node that makes it."""
+
+    node: Node
+    copied: bool
 
 
 class _Homes:
@@ -48,14 +56,14 @@ class _Homes:
     def __init__(self, hazards: Hazards) -> None:
         self._hazards = hazards
         # Sharing is "may share": what was copied after all, and views of it, lie elsewhere than the storage class says.
-        self._copied: dict[Node, Node] = {}
+        self._copied: dict[Node, _Home] = {}
 
-    def of(self, node: Node) -> Node:
-        """The node that names the buffer."""
+    def of(self, node: Node) -> _Home:
+        """The buffer of a node."""
         sources = effects.aliased_nodes(node)
-        home = node if _copied_bytes(node) else self._copied.get(sources[0]) if sources else None
+        home = _Home(node, True) if _copied_bytes(node) else self._copied.get(sources[0]) if sources else None
         if home is None:
-            return self._hazards.storage.find(node)
+            return _Home(self._hazards.storage.find(node), False)
         self._copied[node] = home
         return home
 

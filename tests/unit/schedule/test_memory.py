@@ -105,6 +105,9 @@ CASES = {
         b.call(ATEN.reshape.default, b.call(ATEN.t.default, b.call(ATEN.relu.default, x)), [-1]),
         x,
     ],
+    "a reshape that copies a buffer of the graph": lambda b, x: [
+        b.call(ATEN.reshape.default, b.call(ATEN.clone.default, b.call(ATEN.t.default, x)), [-1])
+    ],
     "an expanded view": lambda b, x: [b.call(ATEN.expand.default, b.call(ATEN.sum.dim_IntList, x, [0]), [100, 4])],
     "parts of a split": lambda b, x: (
         b.call(ATEN.split.Tensor, b.call(ATEN.relu.default, x), 4) and [b.call(ATEN.relu.default, x)]
