@@ -15,6 +15,8 @@
     == verdicts ==   one line a collective
     == notes ==      what the verifier could not prove, where there is such a thing
 
+`needs:` names what a machine or torch may lack (`tests/support/toolchain.py`); the case is then skipped.
+
 A case says `expect: fires` or `expect: refuses`; it fails when nothing fired where something should, and the reverse,
 also while recording. `options:` may set compile options; without it the run is verified at the level paranoid, so a
 recorded graph has computed the same values as the one before. The text behind `before` is all that a new case needs:
@@ -39,7 +41,7 @@ from counterpoint.passes.registry import Registry
 from counterpoint.passes.report import PassStatus, PipelineReport
 from counterpoint.report.run_text import counts_text
 
-_HEADER = re.compile(r'(passes|options|expect|group "((?:[^"\\]|\\.)*)"): ?(.*)')
+_HEADER = re.compile(r'(passes|options|expect|needs|group "((?:[^"\\]|\\.)*)"): ?(.*)')
 FIRES, REFUSES = "fires", "refuses"
 
 
@@ -55,6 +57,7 @@ class Case:
     passes: str
     options: str
     expect: str
+    needs: str
     groups: dict[str, tuple[int, ...]]
     before: str
 
@@ -73,6 +76,7 @@ class Case:
             passes=fields.get("passes", ""),
             options=fields.get("options", ""),
             expect=fields["expect"],
+            needs=fields.get("needs", ""),
             groups=groups,
             before=before,
         )
@@ -109,6 +113,8 @@ class Case:
         yield f"passes: {self.passes}"
         if self.options:
             yield f"options: {self.options}"
+        if self.needs:
+            yield f"needs: {self.needs}"
         yield from (f"group {json.dumps(name)}: {ranks_text(ranks)}" for name, ranks in self.groups.items())
         yield from (f"expect: {self.expect}", "", "== before ==")
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.golden.golden import Case, CaseError, cases
 from tests.support.passes import REGISTRY
+from tests.support.toolchain import NEEDS
 
 FOLDER = Path(__file__).parent / "cases"
 RECORDING = "COUNTERPOINT_RECORD" in os.environ
@@ -17,7 +18,11 @@ RECORDING = "COUNTERPOINT_RECORD" in os.environ
 @pytest.mark.parametrize("path", cases(FOLDER), ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
 def test_case(path: Path) -> None:
     written = path.read_text(encoding="utf-8")
-    found = Case.parse(written).run(REGISTRY)
+    case = Case.parse(written)
+    missing = NEEDS[case.needs]() if case.needs else None
+    if missing is not None:
+        pytest.skip(missing)
+    found = case.run(REGISTRY)
     if RECORDING:
         path.write_text(found, encoding="utf-8")
     else:

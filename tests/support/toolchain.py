@@ -37,9 +37,34 @@ def missing_for_browser() -> str | None:
     )
 
 
+def missing_for_messages() -> str | None:
+    """Point-to-point communication as operators of a graph."""
+    import torch
+    import torch.distributed._functional_collectives
+
+    operators = torch.ops._c10d_functional
+    if hasattr(operators, "isend") and hasattr(operators, "batch_p2p_ops"):
+        return None
+    return f"torch {torch.__version__} has no operators that send and receive; torch 2.12 and newer have them"
+
+
+def missing_for_row_scales() -> str | None:
+    """Products of 8-bit floats with a scale for each row, computed on the CPU."""
+    import torch
+
+    left = torch.ones(16, 16).to(torch.float8_e4m3fn)
+    try:
+        torch._scaled_mm(left, left.t(), torch.ones(16, 1), torch.ones(1, 16))
+    except RuntimeError:
+        return f"torch {torch.__version__} takes one scale for a whole tensor on the CPU"
+    return None
+
+
 # Marker -> what tells why a test with it cannot run here.
 NEEDS: Mapping[str, Callable[[], str | None]] = {
     "browser": missing_for_browser,
     "cxx": missing_for_cxx,
     "gpu": missing_for_gpu,
+    "messages": missing_for_messages,
+    "row_scales": missing_for_row_scales,
 }

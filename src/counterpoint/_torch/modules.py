@@ -30,10 +30,10 @@ def traces_restored_attributes() -> bool:
 def recomputed(function: Callable[..., Any], *args: Any) -> Any:
     """A call of `function` that the backward of a compiled graph repeats, instead of keeping what it returned.
 
-    Before torch 2.13 a checkpointed region does not mark what an autograd function inside it does, but one that chooses
+    Before torch 2.12 a checkpointed region does not mark what an autograd function inside it does, but one that chooses
     by operator marks every operator.
     """
-    if torch_version() >= (2, 13):
+    if torch_version() >= (2, 12):
         return checkpoint(function, *args, use_reentrant=False)
     return checkpoint(function, *args, use_reentrant=False, context_fn=_repeat_everything)
 

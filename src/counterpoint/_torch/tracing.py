@@ -6,6 +6,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx import traceback as fx_traceback
 
 from counterpoint._torch.graphs import copy_graph
+from counterpoint._torch.versions import torch_version
 
 
 def fake_store() -> Any:
@@ -54,12 +56,23 @@ def note_module(path: Sequence[tuple[str, str]]) -> None:
         fx_traceback.current_meta.pop("nn_module_stack", None)
 
 
-def remember_forward_lines(loss: torch.Tensor) -> None:
-    """Let the nodes of a backward that is traced next carry the sequence number of the forward node they belong to."""
+@contextmanager
+def remember_forward_lines(loss: torch.Tensor) -> Iterator[None]:
+    """Let the nodes of the backward that is traced inside carry the sequence number of the forward node they belong to,
+    and the mark `autograd_backward`.
+    """
     from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     if loss.grad_fn is not None:
         setup_stacktrace_preservation_hooks([loss.grad_fn])
+    mode = None if torch_version() >= (2, 12) else get_proxy_mode()
+    known = len(mode.tracer.graph.nodes) if mode is not None else 0
+    yield
+    if mode is not None:
+        # torch sets the mark itself from 2.12 on.
+        for node in islice(mode.tracer.graph.nodes, known, None):
+            node.meta["autograd_backward"] = True
 
 
 @contextmanager

@@ -183,8 +183,8 @@ class StepTrace:
                 where="capture_step",
                 next_step="check requires_grad of the parameters, or pass train=False for a forward alone",
             )
-        _torch.remember_forward_lines(loss)
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        with _torch.remember_forward_lines(loss):
+            found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         return loss.detach(), {
             name: _placed_like(gradient.detach(), trained[name])
             for name, gradient in zip(trained, found, strict=True)

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from counterpoint._torch import torch_version
 from counterpoint.capture.example_models import LLAMA_8B, Decoder, next_token_loss
 from counterpoint.capture.file import load_graph, save_graph
 from counterpoint.capture.fully_shard import fully_shard
@@ -114,12 +113,6 @@ def test_graph_has_no_writes_and_names_everything() -> None:
     assert_clean(step)
 
 
-marks_backwards = pytest.mark.skipif(
-    torch_version() < (2, 13), reason="torch 2.11 does not tell the nodes of a backward from the others"
-)
-
-
-@marks_backwards
 def test_backward_nodes_know_the_line_of_their_forward() -> None:
     with fake_world(2):
         step = capture_step(replicate(Net()), mean_square, torch.ones(4, 8))
@@ -128,7 +121,6 @@ def test_backward_nodes_know_the_line_of_their_forward() -> None:
     assert all("test_capture_step.py" in (node.stack_trace or "") for node in multiplications)
 
 
-@marks_backwards
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_nodes_know_the_module_that_made_them_or_whose_gradient_they_are(checkpointed: bool) -> None:
     with fake_world(2) as world:

@@ -91,7 +91,7 @@ def test_writes_are_found_also_where_the_schema_is_silent() -> None:
     assert effects.written_nodes(builder.call(ATEN.add.Tensor, x, 1)) == ()
 
 
-@pytest.mark.skipif(not hasattr(C10D, "irecv"), reason="torch has no functional point-to-point before 2.12")
+@pytest.mark.messages
 def test_a_receive_writes_the_tensor_it_is_given() -> None:
     builder = GraphBuilder()
     x = builder.input("x", (4,))

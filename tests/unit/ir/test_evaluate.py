@@ -46,7 +46,7 @@ def test_all_to_all_broadcast_and_shard_dim() -> None:
     assert torch.equal(first[2], torch.cat([a[:, :1], b[:, :1]]))
 
 
-@pytest.mark.skipif(not hasattr(C10D, "irecv"), reason="torch has no functional point-to-point before 2.12")
+@pytest.mark.messages
 def test_point_to_point() -> None:
     sender, receiver = GraphBuilder(), GraphBuilder()
     x = sender.input("x", (2,))
@@ -58,7 +58,7 @@ def test_point_to_point() -> None:
     assert torch.equal(received[0], inputs[0][0])
 
 
-@pytest.mark.skipif(not hasattr(C10D, "batch_p2p_ops"), reason="torch has no functional point-to-point before 2.12")
+@pytest.mark.messages
 def test_a_batch_of_point_to_point_operations() -> None:
     graphs = []
     for peer in (1, 0):

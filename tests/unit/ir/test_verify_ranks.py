@@ -125,27 +125,24 @@ def exchange(peer_to: int, peer_from: int, tag: int = 0, receive_first: bool = F
     return program
 
 
-needs_messages = pytest.mark.skipif(not hasattr(c10d, "isend"), reason="this torch has no functional isend")
-
-
-@needs_messages
+@pytest.mark.messages
 def test_ring_of_messages_passes() -> None:
     assert findings({rank: exchange((rank + 1) % 4, (rank - 1) % 4) for rank in range(4)}) == ()
 
 
-@needs_messages
+@pytest.mark.messages
 def test_message_with_another_tag_is_unmatched() -> None:
     found = findings({0: exchange(1, 1), 1: exchange(0, 0, tag=7)})
     assert {finding.code for finding in found} == {"unmatched-message"}
 
 
-@needs_messages
+@pytest.mark.messages
 def test_all_ranks_waiting_for_a_message_before_sending_deadlock() -> None:
     found = findings({rank: exchange(1 - rank, 1 - rank, receive_first=True) for rank in range(2)})
     assert [finding.code for finding in found] == ["deadlock"]
 
 
-@needs_messages
+@pytest.mark.messages
 def test_batch_of_messages_matches_single_ones() -> None:
     def batch(b: GraphBuilder) -> None:
         out, into = b.input("out", (8,)), b.input("into", (8,))
