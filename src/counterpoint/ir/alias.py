@@ -14,7 +14,7 @@ the editor refuses moves that turn one around, the verifier looks for accesses b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -82,14 +82,19 @@ class Hazards:
         """The nodes that write the resource, in the order in which they were found."""
         return tuple(self._writers.get(self._name(resource), ()))
 
+    def written_by_others(self, nodes: Container[Node]) -> frozenset[Resource]:
+        """What nodes other than these write."""
+        written = (resources for node, resources in self._written_by.items() if node not in nodes)
+        return frozenset(self._name(resource) for resources in written for resource in resources)
+
     def accesses(self, node: Node) -> Accesses:
         """What the node touches. Operators that only make a view touch nothing."""
+        if effects.only_looks(node):
+            return _NOTHING
         find = self.storage.find
         reads: dict[Resource, None] = dict.fromkeys([find(source) for source in node.all_input_nodes])
         if _is_plain(node):
             return Accesses(tuple(reads))
-        if effects.only_looks(node):
-            return _NOTHING
         effect = effects.effect_of(node)
         if effect is Effect.PURE:
             return Accesses(tuple(reads))
@@ -128,7 +133,9 @@ class Hazards:
         readers: dict[Resource, list[Node]] = {}
         edges: dict[Node, tuple[Node, ...]] = {}
         for node in nodes:
-            reads, writes = self.accesses(node)
+            reads, writes = self._accesses_in_order(node)
+            if not reads and not writes:
+                continue
             before: dict[Node, None] = {}
             for resource in writes:
                 before.update(dict.fromkeys(readers.pop(resource, ())))
@@ -136,14 +143,22 @@ class Hazards:
                     before[last_write[resource]] = None
                 last_write[resource] = node
             for resource in reads:
-                if self._writers.get(resource):
-                    readers.setdefault(resource, []).append(node)
-                    if resource in last_write:
-                        before[last_write[resource]] = None
+                readers.setdefault(resource, []).append(node)
+                if resource in last_write:
+                    before[last_write[resource]] = None
             if before:
                 inputs = set(node.all_input_nodes)
                 edges[node] = tuple(other for other in before if other not in inputs)
         return edges
+
+    def _accesses_in_order(self, node: Node) -> Accesses:
+        """The accesses without reads of what nobody writes, which are most."""
+        writers = self._writers
+        if _is_plain(node):
+            find = self.storage.find
+            return Accesses(tuple(r for source in node.all_input_nodes if writers.get(r := find(source))))
+        reads, writes = self.accesses(node)
+        return Accesses(tuple(resource for resource in reads if writers.get(resource)), writes)
 
     # -- keeping up to date -------------------------------------------------------------------------------------------
 
@@ -153,6 +168,8 @@ class Hazards:
             return
         for kept, absorbed in self.storage.add(node, self._undo):
             self._absorb(kept, absorbed)
+        if effects.is_view_like(node):
+            return
         self.discard(node)
         written = _writes(node)
         if written:

@@ -52,12 +52,12 @@ _PURE_HIGHER_ORDER = frozenset({"auto_functionalized", "auto_functionalized_v2",
 
 def effect_of(node: Node) -> Effect:
     """The strongest effect of a node; unknown means BARRIER."""
+    if isinstance(node.target, OpOverload):
+        return _effect_of_overload(node.target)
     if node.op in ("placeholder", "get_attr", "output"):
         return Effect.PURE
     if node.op != "call_function":
         return Effect.BARRIER
-    if isinstance(node.target, OpOverload):
-        return _effect_of_overload(node.target)
     if isinstance(node.target, HigherOrderOperator):
         return _effect_of_higher_order(node)
     return Effect.PURE if node.target in _PURE_BUILTINS else Effect.BARRIER
@@ -119,6 +119,8 @@ def _written_names(overload: OpOverload) -> tuple[str, ...]:
 def _aliased_names(overload: OpOverload) -> tuple[str, ...]:
     names = tuple(formal.name for formal in formals(overload) if formal.aliases)
     spec = ops.spec_of(overload)
+    if spec is not None and spec.kind is ops.Kind.WAIT:
+        return spec.payload
     if spec is not None:
         return tuple(dict.fromkeys((*names, *spec.written)))
     return ("self",) if overload in MAY_ALIAS else names
@@ -133,15 +135,12 @@ def written_nodes(node: Node) -> tuple[Node, ...]:
 
 def aliased_nodes(node: Node) -> tuple[Node, ...]:
     """The nodes whose storage this node's result may share: views, in-place results, list elements, waits."""
-    if node.op != "call_function":
-        return ()
-    if node.target is operator.getitem:
+    if isinstance(node.target, OpOverload):
+        names = _aliased_names(node.target)
+        return ops.tensors(node, names) if names else ()
+    if node.op == "call_function" and node.target is operator.getitem:
         return tuple(node.all_input_nodes[:1])
-    if not isinstance(node.target, OpOverload):
-        return ()
-    if ops.is_wait(node):
-        return ops.waited_nodes(node)
-    return ops.tensors(node, _aliased_names(node.target))
+    return ()
 
 
 def _overloads(*names: str) -> frozenset[OpOverload]:
@@ -203,9 +202,9 @@ _SHAPE_ONLY = _overloads(
 
 def is_view_like(node: Node) -> bool:
     """Whether the node only looks at its input in another shape, or picks an element of a list."""
-    if node.op != "call_function":
-        return False
-    return node.target is operator.getitem or (isinstance(node.target, OpOverload) and _reshapes(node.target))
+    if isinstance(node.target, OpOverload):
+        return _reshapes(node.target)
+    return node.op == "call_function" and node.target is operator.getitem
 
 
 @once_an_operator
@@ -215,9 +214,11 @@ def _reshapes(overload: OpOverload) -> bool:
 
 def only_looks(node: Node) -> bool:
     """Whether the node surely makes a view and copies nothing, so that it does not read what its storage holds."""
-    return is_view_like(node) and not (isinstance(node.target, OpOverload) and _may_copy(node.target))
+    if isinstance(node.target, OpOverload):
+        return _only_looks(node.target)
+    return node.op == "call_function" and node.target is operator.getitem
 
 
 @once_an_operator
-def _may_copy(overload: OpOverload) -> bool:
-    return overload in MAY_ALIAS
+def _only_looks(overload: OpOverload) -> bool:
+    return overload in _SHAPE_ONLY and overload not in MAY_ALIAS

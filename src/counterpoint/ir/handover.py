@@ -6,7 +6,7 @@ new reader keeps the order that the erased readers had with whatever writes thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
@@ -49,15 +49,21 @@ def refuse_handover(changes: Changes, hazards: Hazards) -> Refusal | None:
 
 
 def _erased_reads(changes: Changes, hazards: Hazards) -> dict[Resource, tuple[Place, Place]]:
-    """Where the first and the last erased reader of each buffer stood, for buffers that somebody writes."""
+    """Where the first and the last erased reader of each buffer stood, for buffers that some old node writes."""
     spans: dict[Resource, tuple[Place, Place]] = {}
-    barriers = hazards.is_written(Ambient.WORLD)
+    written = hazards.written_by_others({*changes.erased, *changes.made})
+    if not written:
+        return spans
+    living = _Living(changes.erased)
     for node, used in changes.erased.items():
         if effects.is_view_like(node):
             continue
-        sources = used if changes.erased.keys().isdisjoint(used) else _living(used, changes.erased, ops.is_wait(node))
-        resources: list[Resource] = [hazards.storage.find(source) for source in sources if hazards.is_written(source)]
-        if barriers and _sees_barriers(node):
+        waits = ops.is_wait(node)
+        found = dict.fromkeys(
+            hazards.storage.find(source) for operand in used for source in living.behind(operand, waits)
+        )
+        resources: list[Resource] = [resource for resource in found if resource in written]
+        if Ambient.WORLD in written and _sees_barriers(node):
             resources.append(Ambient.WORLD)
         place = changes.was(node) if resources else ()
         for resource in resources:
@@ -70,14 +76,26 @@ def _sees_barriers(node: Node) -> bool:
     return effects.effect_of(node) not in (Effect.PURE, Effect.BARRIER)
 
 
-def _living(used: tuple[Node, ...], erased: dict[Node, tuple[Node, ...]], waits: bool) -> Iterator[Node]:
-    """What is left of the operands of an erased node, views that are gone too looked through. A wait holds what its
-    start read."""
-    for source in used:
-        if source not in erased:
-            yield source
-        elif effects.is_view_like(source) or (waits and ops.is_collective(source)):
-            yield from _living(erased[source], erased, waits)
+class _Living:
+    """What is left of the operands of erased nodes, views that are gone too looked through."""
+
+    def __init__(self, erased: Mapping[Node, tuple[Node, ...]]) -> None:
+        self._erased = erased
+        self._known: dict[tuple[Node, bool], tuple[Node, ...]] = {}
+
+    def behind(self, operand: Node, waits: bool) -> tuple[Node, ...]:
+        """What an operand stands for; a wait also holds what its start read."""
+        if operand not in self._erased:
+            return (operand,)
+        if not (effects.is_view_like(operand) or (waits and ops.is_collective(operand))):
+            return ()
+        # The pieces of a tensor all look at one, which is looked through once.
+        found = self._known.get((operand, waits))
+        if found is None:
+            sources = self._erased[operand]
+            found = tuple(dict.fromkeys(living for source in sources for living in self.behind(source, waits)))
+            self._known[operand, waits] = found
+        return found
 
 
 def _new_reads(

@@ -337,13 +337,13 @@ def argument(node: Node, name: str) -> Any:
             where=f"node {node.name}",
             next_step="ask only nodes whose target is an OpOverload",
         )
-    if name in node.kwargs:
-        return node.kwargs[name]
     position, formal = _formals_by_name(node.target).get(name, (None, None))
     if formal is None or position is None:
         raise GraphError(f"{node.target} has no argument {name!r}", where=f"node {node.name}")
     if position < len(node.args) and not formal.kwarg_only:
         return node.args[position]
+    if name in node.kwargs:
+        return node.kwargs[name]
     if formal.has_default:
         return formal.default
     raise GraphError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,12 +58,15 @@ def quick_value(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mod
     try:
         if target in _BY_SIZE and (value := _BY_SIZE[target](mode, *args)) is not None:
             return value
-        call = SHAPED_BY.get(target, target if target in QUICK else None)
-        if call is None:
+        shaped_by = SHAPED_BY.get(target)
+        if shaped_by is not None:
+            value = shaped_by(*(_sized(arg, mode, devices) for arg in args))
+        elif target in QUICK:
+            value = target(*(_plain(arg, mode, devices) for arg in args))
+        else:
             return NotImplemented
-        plain = [_plain(arg, mode, devices) for arg in args]
         (device,) = devices
-        return _wrapped(call(*plain), mode, device)
+        return _wrapped(value, mode, device)
     except (_NotPlain, CounterpointError, RuntimeError, ValueError):
         # What is wrong with the call is better told by the dispatcher.
         return NotImplemented
@@ -86,7 +89,32 @@ def _plain(value: Any, mode: FakeTensorMode, devices: set[torch.device]) -> Any:
     return value
 
 
+class _Sized(NamedTuple):
+    """What an operator that returns fresh tensors asks of its arguments."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+
+    def new_empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> _Sized:
+        """What stands for a fresh tensor."""
+        return _Sized(shape, dtype or self.dtype)
+
+
+def _sized(value: Any, mode: FakeTensorMode, devices: set[torch.device]) -> Any:
+    """The argument with sizes for fake tensors."""
+    if type(value) is FakeTensor and value.fake_mode is mode and is_constant_sized(value):
+        devices.add(value.fake_device)
+        return _Sized(value.shape, value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_sized(item, mode, devices) for item in value]
+    if isinstance(value, (Tensor, torch.SymInt)):
+        raise _NotPlain
+    return value
+
+
 def _wrapped(value: Any, mode: FakeTensorMode, device: torch.device) -> Any:
+    if isinstance(value, _Sized):
+        return fake_tensor(mode, torch.empty(value.shape, dtype=value.dtype, device="meta"), device)
     if isinstance(value, (list, tuple)):
         return [_wrapped(item, mode, device) for item in value]
     if type(value) is not Tensor:

@@ -9,7 +9,7 @@ Two placeholders are taken for different buffers, as AOT autograd makes them; tw
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 from torch.fx import Node
 
@@ -41,7 +41,7 @@ class Storage:
 
     def add(self, node: Node, undo: list[Undo] | None = None) -> list[tuple[Node, Node]]:
         """Link the node to all that it may share storage with. Returns (kept, absorbed) names of the classes joined."""
-        joined = (self._union(node, other, undo) for other in self._shares_with(node, undo))
+        joined = [self._union(node, other, undo) for other in self._shares_with(node, undo)]
         return [pair for pair in joined if pair is not None]
 
     def _union(self, a: Node, b: Node, undo: list[Undo] | None) -> tuple[Node, Node] | None:
@@ -63,16 +63,14 @@ class Storage:
         del self._parent[drop]
         del kept[length:]
 
-    def _shares_with(self, node: Node, undo: list[Undo] | None) -> Iterator[Node]:
+    def _shares_with(self, node: Node, undo: list[Undo] | None) -> Sequence[Node]:
         if node.op == "get_attr":
-            yield self._first(("attribute", node.target), node, undo)
-        elif node.op == "call_function" and node.target is operator.getitem:
-            yield self._element(node, undo)
-        elif node.op != "placeholder" and node.op != "output":
-            if effects.effect_of(node) is Effect.BARRIER:
-                yield from node.all_input_nodes
-            else:
-                yield from effects.aliased_nodes(node)
+            return (self._first(("attribute", node.target), node, undo),)
+        if node.op == "call_function" and node.target is operator.getitem:
+            return (self._element(node, undo),)
+        if node.op == "placeholder" or node.op == "output":
+            return ()
+        return node.all_input_nodes if effects.effect_of(node) is Effect.BARRIER else effects.aliased_nodes(node)
 
     def _element(self, node: Node, undo: list[Undo] | None) -> Node:
         source, index = node.args

@@ -179,13 +179,14 @@ class Transaction:
 
     def erase(self, nodes: Node | Iterable[Node]) -> None:
         """Take nodes out, users before what they use. A node that others still use cannot be erased."""
-        for node in sorted({nodes} if isinstance(nodes, Node) else set(nodes), reverse=True):
+        log = self._open()
+        for node in (nodes,) if isinstance(nodes, Node) else sorted(set(nodes), reverse=True):
             self._own((node,))
             if node.users:
                 raise self._error(f"{node.name} is still used by {', '.join(user.name for user in node.users)}")
             if node.op in ("placeholder", "output"):
                 raise self._error(f"{node.name} is a {node.op}: without it the graph's signature would change")
-            self._open().erase(node)
+            log.erase(node)
             self._edits.append(Edit(EditKind.ERASED, node))
 
     def refuse(self, refusal: Refusal) -> NoReturn:

@@ -7,7 +7,7 @@ arguments are equal but new, and `Graph.find_nodes(sort=False)`, whose order mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -59,7 +59,7 @@ class UndoLog:
         """Other arguments for a node."""
         old_args, old_kwargs = node.args, node.kwargs
         # fx takes the node out of its inputs' users and puts it at their end, so their order is noted first.
-        self._note_users(node)
+        self._note_users(node.all_input_nodes)
         _assign(node, args, kwargs)
         self.changed[node] = None
         self._back.append(lambda: _assign(node, old_args, old_kwargs))
@@ -75,12 +75,16 @@ class UndoLog:
 
     def erase(self, node: Node) -> None:
         """Take out a node without users."""
-        old_next, args, kwargs = node.next, node.args, node.kwargs
-        self.erased[node] = tuple(node.all_input_nodes)
-        self._note_users(node)
+        old_next, args, kwargs, used = node.next, node.args, node.kwargs, tuple(node.all_input_nodes)
+        self.erased[node] = used
+        self._note_users(used)
         self.graph.erase_node(node)
-        self._back.append(lambda: _assign(node, args, kwargs))
-        self._back.append(lambda: bring_back(node, old_next))
+
+        def back() -> None:
+            bring_back(node, old_next)
+            _assign(node, args, kwargs)
+
+        self._back.append(back)
         self._mark()
 
     def set_meta(self, node: Node, meta: Mapping[str, Any]) -> None:
@@ -106,8 +110,8 @@ class UndoLog:
         set_revision(self.graph, self._revision)
         self.graph.__dict__.pop(_OPEN)
 
-    def _note_users(self, node: Node) -> None:
-        for source in node.all_input_nodes:
+    def _note_users(self, used: Iterable[Node]) -> None:
+        for source in used:
             # A single user has no order; most operands of a large output node have one.
             if len(source.users) > 1 and source not in self._users:
                 self._users[source] = tuple(source.users)

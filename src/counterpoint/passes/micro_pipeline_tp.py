@@ -13,7 +13,7 @@ from counterpoint.options import option
 from counterpoint.passes.base import Pass, PassContext
 from counterpoint.passes.book import origins_of
 from counterpoint.passes.contract import Contract
-from counterpoint.passes.micro_pipeline.choice import Hiding, choose_chunks, refuse_small
+from counterpoint.passes.micro_pipeline.choice import Hiding, Work, choose_chunks, refuse_small
 from counterpoint.passes.micro_pipeline.estimates import Estimates
 from counterpoint.passes.micro_pipeline.exchanges import ExchangePlan
 from counterpoint.passes.micro_pipeline.plans import Planned, partner_of, plan_graph, with_chunks
@@ -94,9 +94,11 @@ class MicroPipelineTp(Pass):
 
     def _chosen(self, planned: Planned, estimates: Estimates, hiding: Hiding) -> list[Plan]:
         chosen: list[Plan] = []
+        known: dict[Work, tuple[int, float]] = {}
         for plan in planned.plans:
             work = estimates.work(plan)
-            chunks, gain_us = choose_chunks(work)
+            # The layers of a model repeat each other.
+            chunks, gain_us = known[work] if work in known else known.setdefault(work, choose_chunks(work))
             refusal = None
             if self.when is When.PAYS:
                 refusal = refuse_small(plan.starts[0], work, gain_us)

@@ -26,7 +26,7 @@ class Estimates:
     model: CostModel
     groups: GroupTable
     _known_us: dict[tuple[Any, ...], float] = field(default_factory=dict)
-    """Times of matmuls by what they compute; the layers of a model repeat them."""
+    """Times of matmuls and collectives by what they do; the layers of a model repeat them."""
 
     @staticmethod
     def of(context: PassContext) -> Estimates:
@@ -45,7 +45,11 @@ class Estimates:
         """The time of a collective."""
         spec = ops.spec_of(start.target)
         kind = spec.kind if spec is not None else Kind.ALL_REDUCE
-        return self.model.collective_us(kind, _nbytes(start), self._ranks(start), device_type=_device(start))
+        nbytes, ranks, device = _nbytes(start), self._ranks(start), _device(start)
+        key = (kind, nbytes, ranks, device)
+        if key not in self._known_us:
+            self._known_us[key] = self.model.collective_us(kind, nbytes, ranks, device_type=device)
+        return self._known_us[key]
 
     def work(self, plan: Plan) -> Work:
         """What a plan would overlap."""
