@@ -71,7 +71,8 @@ THEMES: Mapping[str, tuple[str, ...]] = {
     "Being one with its twin": ("several-results-kept", "held-too-long"),
     "Running in pieces with a matmul": (
         "no-matmul", "no-product", "too-small", "hidden-anyway", "pipeline-form", "pipeline-reduction", "gather-form",
-        "scatter-form", "pieces", "not-elementwise", "gathered-operand", "other-operand-gathered", "matmul-form",
+        "scatter-form", "pieces", "not-elementwise", "gathered-operand", "other-operand-gathered",
+        "result-overwritten", "matmul-form",
         "scale-form", "exchange-form", "matmul-taken", "product-used", "unlike-products", "scattered-product", "layout",
     ),
     "Giving it another form": (

@@ -117,6 +117,9 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
         "other-operand-gathered": Reason(
             "the matmul's other operand needs the gathered tensor too", "compute it from something else"
         ),
+        "result-overwritten": Reason(
+            "what the collective brings is overwritten before the matmul reads it", "write into a copy"
+        ),
         "matmul-form": Reason(
             "the matmul scales its operands, or adds more than a vector", "use factors of one and a bias of one dim"
         ),

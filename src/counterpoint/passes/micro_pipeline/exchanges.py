@@ -22,7 +22,7 @@ from counterpoint.ir.reason import Refusal
 from counterpoint.ir.view import GraphView
 from counterpoint.passes.emitting import GraphEmit
 from counterpoint.passes.micro_pipeline.axes import is_fold, shape_of, source_of
-from counterpoint.passes.micro_pipeline.gathers import is_returned, refuse_form, wait_of
+from counterpoint.passes.micro_pipeline.gathers import is_returned, refuse_form, refuse_overwritten, wait_of
 from counterpoint.passes.micro_pipeline.layout import check_layout, shaped
 from counterpoint.passes.micro_pipeline.operators import right_of
 from counterpoint.passes.micro_pipeline.outcome import Outcome, is_needed, product_results
@@ -103,7 +103,8 @@ def _matmuls_behind(start: Node, view: GraphView, taken: frozenset[Node]) -> tup
             if not isinstance(product, Product) or product.left is not place or len(shape_of(product.right)) != 2:
                 continue
             others = [node for node in (product.right, product.bias) if node is not None]
-            if not any(view.depends(other, start) for other in others):
+            overwritten = refuse_overwritten(user, wait, (wait, place), view)
+            if overwritten is None and not any(view.depends(other, start) for other in others):
                 uses.append(product)
                 folds += [place] if place is not wait else []
     return sorted(uses, key=lambda use: use.node), folds

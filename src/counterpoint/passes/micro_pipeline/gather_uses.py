@@ -12,7 +12,7 @@ from counterpoint.ir.reason import Refusal
 from counterpoint.ir.view import GraphView
 from counterpoint.passes.micro_pipeline.axes import Axes, flattened, shape_of, whole
 from counterpoint.passes.micro_pipeline.forms import Form, form_of, in_place, plain_form
-from counterpoint.passes.micro_pipeline.gathers import Gather, axes_behind
+from counterpoint.passes.micro_pipeline.gathers import Gather, axes_behind, refuse_overwritten
 from counterpoint.passes.micro_pipeline.products import Product, is_matmul, read_product
 
 
@@ -122,10 +122,21 @@ def _read_use(
     if isinstance(scale, Refusal):
         return scale
     use = Use(product, form, via, scale)
+    return _refuse_operands(use, gather, view) or use
+
+
+def _refuse_operands(use: Use, gather: Gather, view: GraphView) -> Refusal | None:
+    """Why the matmul does not have all that it needs before the gathered tensor is there, and nothing else of it."""
+    matmul = use.product.node
     entangled = next((other for other in use.others if view.depends(other, gather.start)), None)
     if entangled is not None:
         return Refusal("other-operand-gathered", matmul.name, f"{entangled.name} depends on {gather.start.name} too")
-    return use
+    overwritten = refuse_overwritten(matmul, gather.wait, (gather.wait, gather.result, *use.via), view)
+    if overwritten is None and use.scale is not None and use.product.scales is not None:
+        scale = use.scale.gather
+        looked_at = (scale.wait, scale.result, use.product.scales.left)
+        return refuse_overwritten(matmul, scale.wait, looked_at, view)
+    return overwritten
 
 
 def _scale_of(product: Product, form: Form, gather: Gather, places: Places) -> ScaleGather | Refusal | None:

@@ -8,7 +8,7 @@ view.dtype(..., f32)                         of a tensor that travels as bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +20,7 @@ from counterpoint.ir.collective import get_comm_block
 from counterpoint.ir.effects import Effect
 from counterpoint.ir.ops import Form, Kind
 from counterpoint.ir.reason import Refusal
+from counterpoint.ir.view import GraphView
 from counterpoint.passes.cast_folding import is_cast
 from counterpoint.passes.micro_pipeline.axes import (
     Axes,
@@ -89,6 +90,15 @@ def wait_of(start: Node) -> Node:
 def is_returned(start: Node) -> bool:
     """Whether the graph returns the result as it is before the wait, to be waited for by another graph."""
     return any(user.op == "output" for user in start.users)
+
+
+def refuse_overwritten(matmul: Node, wait: Node, among: Iterable[Node], view: GraphView) -> Refusal | None:
+    """Why a matmul of these views of what was waited for cannot read what the collective brings instead."""
+    for node in among:
+        writer = next((other for other in view.hazards.writers(node) if other is not wait and other < matmul), None)
+        if writer is not None:
+            return Refusal("result-overwritten", matmul.name, f"{writer.name} writes into {node.name}")
+    return None
 
 
 def refuse_form(start: Node, kind: Kind) -> Refusal | None:
