@@ -1,6 +1,10 @@
-# Every target sets up what it needs in .venv, once; see tools/bootstrap.py. PYTHON=/path/to/python chooses another Python.
+# Every target sets up what it needs in .venv, once; see tools/bootstrap.py. PYTHON=/path/to/python chooses another Python,
+# TORCH=2.11.0 another torch, in an environment of its own.
 PYTHON ?= python3
-VENV_PYTHON := .venv/bin/python
+TORCH ?=
+export TORCH
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+VENV_PYTHON := $(VENV)/bin/python
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "no '$(PYTHON)' found: install Python 3.10 or newer"; exit 1; }; \
 	$(PYTHON) tools/bootstrap.py
 # One thread a process: several ranks share this machine. Plugins of an outer Python stay out of the test run.
@@ -14,7 +18,7 @@ ARGS ?=
 
 demo: ## train a small transformer on 2 gloo processes in three ways; print the gains, write a timeline page
 	$(BOOTSTRAP) run
-	@.venv/bin/counterpoint demo $(ARGS)
+	@$(VENV)/bin/counterpoint demo $(ARGS)
 
 test: ## run the tests
 	$(BOOTSTRAP) test
@@ -22,7 +26,7 @@ test: ## run the tests
 
 lint: ## check style and formatting
 	$(BOOTSTRAP) lint
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 
 types: ## check types, strictly over src
 	$(BOOTSTRAP) types
@@ -37,7 +41,7 @@ docs: ## build the documentation into site/
 	@$(VENV_PYTHON) -m mkdocs build --strict --quiet && echo "built site/index.html"
 
 clean: ## remove .venv and everything that was built
-	@rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-torch-* build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16

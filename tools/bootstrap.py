@@ -2,7 +2,8 @@
 
 It picks a Python, reuses a suitable torch that is installed there or installs the pinned one, and installs this
 package and the need's tools at the versions in `constraints.txt`. Written for Python 3.7 and newer, so that an old
-`python3` can still look for a newer one. `PYTHON=...` chooses the interpreter.
+`python3` can still look for a newer one. `PYTHON=...` chooses the interpreter, `TORCH=2.11.0` the version of torch, in
+an environment of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+TORCH = os.environ.get("TORCH", "")
+VENV = ROOT / (f".venv-torch-{TORCH}" if TORCH else ".venv")
 CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
@@ -59,7 +61,7 @@ def main(need: str) -> None:
     if is_set_up(need):
         return
     began = time.monotonic()
-    say(f"setting up .venv for '{need}' (once; later runs skip this)")
+    say(f"setting up {VENV.name} for '{need}' (once; later runs skip this)")
     python = find_python()
     make_venv(python)
     install(need)
@@ -131,12 +133,12 @@ def make_venv(python: dict) -> None:
     if have and have["pip"] and have["base"] == python["base"] and have["version"] == python["version"]:
         return
     if VENV.exists():
-        say(".venv does not fit this Python: making it anew")
+        say(f"{VENV.name} does not fit this Python: making it anew")
         shutil.rmtree(VENV)
     if not python["can_make_venv"]:
         install_venv_module(python)
     reuse = is_suitable(python["torch"])
-    say("creating .venv" + (f", reusing the installed torch {python['torch']}" if reuse else ""))
+    say(f"creating {VENV.name}" + (f", reusing the installed torch {python['torch']}" if reuse else ""))
     run([python["executable"], "-m", "venv", *(["--system-site-packages"] if reuse else []), str(VENV)])
     if reuse and python["in_venv"]:
         # "System" means the base interpreter; this torch lives in another virtual environment on top of it.
@@ -160,7 +162,10 @@ def install_venv_module(python: dict) -> None:
 
 
 def is_suitable(torch: str | None) -> bool:
-    return torch is not None and tuple(int(part) for part in torch.split(".")[:2]) >= OLDEST_TORCH
+    """Whether an installed torch is kept: the one that was asked for, or else any that is new enough."""
+    if torch is None or (TORCH and torch.partition("+")[0] != TORCH.partition("+")[0]):
+        return False
+    return tuple(int(part) for part in torch.split(".")[:2]) >= OLDEST_TORCH
 
 
 # -- packages --------------------------------------------------------------------------------------------------------
@@ -190,7 +195,8 @@ def install_torch() -> None:
     facts = probe(str(venv_python()))
     if facts and is_suitable(facts["torch"]):
         return
-    say("installing torch, the pinned version: a download of 0.2 to 3 GB, depending on the build that pip is offered")
+    say(f"installing torch, {TORCH or 'the pinned version'}")
+    say("(a download of 0.2 to 3 GB, depending on the build that pip is offered)")
     say("(a torch of your choice is reused instead when it is installed in the Python that runs this)")
     pip("torch")
 
@@ -198,9 +204,10 @@ def install_torch() -> None:
 def pip(*what: str) -> None:
     facts = probe(str(venv_python())) or {}
     pins = CONSTRAINTS.read_text().splitlines()
-    if is_suitable(facts.get("torch")):
-        # The torch that is there stays, whatever its version.
-        pins = [f"torch=={facts['torch']}" if line.startswith("torch==") else line for line in pins]
+    # The torch that is there stays, whatever its version.
+    torch = facts["torch"] if is_suitable(facts.get("torch")) else TORCH
+    if torch:
+        pins = [f"torch=={torch}" if line.startswith("torch==") else line for line in pins]
     used = VENV / "constraints-used.txt"
     used.write_text("\n".join(pins) + "\n")
     bar = [] if sys.stdout.isatty() else ["--progress-bar", "off"]

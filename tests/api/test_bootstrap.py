@@ -26,6 +26,12 @@ FACTS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without `TORCH=...`, also where these tests run with it."""
+    monkeypatch.setattr(bootstrap, "TORCH", "")
+
+
 @pytest.fixture
 def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty place for `.venv`."""
@@ -85,6 +91,31 @@ def test_the_torch_that_is_kept_is_pinned_at_its_own_version(
     used = (venv / "constraints-used.txt").read_text().splitlines()
     assert [line for line in used if line.startswith("torch==")] == ["torch==2.12.1+cpu"]
     assert any(line.startswith("pytest==") for line in used)
+
+
+def test_a_torch_that_is_asked_for_is_the_one_that_is_installed(
+    venv: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.mkdir()
+    monkeypatch.setattr(bootstrap, "TORCH", "2.11.0")
+    monkeypatch.setattr(bootstrap, "probe", lambda _: {**FACTS, "torch": "2.13.0+cpu"})
+    bootstrap.install_torch()
+    assert commands[-1][-1] == "torch"
+    used = (venv / "constraints-used.txt").read_text().splitlines()
+    assert [line for line in used if line.startswith("torch==")] == ["torch==2.11.0"]
+    assert bootstrap.is_suitable("2.11.0+cpu")
+
+
+def test_every_torch_has_an_environment_of_its_own() -> None:
+    script = "from tools import bootstrap; print(bootstrap.VENV.name)"
+    root = Path(bootstrap.__file__).resolve().parents[1]
+    names = [
+        subprocess.run(
+            [sys.executable, "-c", script], cwd=root, env={"TORCH": torch}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for torch in ("", "2.11.0")
+    ]
+    assert names == [".venv", ".venv-torch-2.11.0"]
 
 
 def test_a_missing_venv_module_names_the_package(monkeypatch: pytest.MonkeyPatch, commands: list[list[str]]) -> None:

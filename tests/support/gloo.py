@@ -30,6 +30,8 @@ from tests.support import worker
 
 # How long the other ranks may take to answer after one has failed. Most see a lost peer at once; the rest are stopped.
 GRACE_S = 2.0
+# A rank whose pipe has closed is ending. How is told through the server that forked it, late on a busy machine.
+ENDING_S = 60.0
 # Importing torch in the first process of a busy two-core machine is the slow part of a start.
 START_S = 180.0
 DEADLINE_S = 180.0
@@ -160,6 +162,12 @@ class Ranks:
                 (answers if ok else failures)[number] = value
                 if not ok:
                     limit = min(limit, time.monotonic() + GRACE_S)
+        for pipe, number in list(waiting.items()):
+            # One that died may not have been heard of yet.
+            ended = self._ending(number, 0.0)
+            if ended is not None:
+                failures[number] = ended
+                del waiting[pipe]
         late = "had not answered when another rank failed" if failures else f"did not answer within {deadline_s} s"
         silent = {number: f"{late}\n{self._log_tail(number)}" for number in waiting.values()}
         return answers, failures, silent
@@ -169,8 +177,15 @@ class Ranks:
         try:
             return worker.unpack(rank.pipe.recv_bytes())
         except (EOFError, OSError):
-            rank.process.join(GRACE_S)
-            return False, f"ended with exit code {rank.process.exitcode}\n{self._log_tail(number)}"
+            return False, self._ending(number, ENDING_S) or f"closed its pipe\n{self._log_tail(number)}"
+
+    def _ending(self, number: int, patience_s: float) -> str | None:
+        """How a rank ended; None while it runs."""
+        process = self._ranks[number].process
+        process.join(patience_s)
+        if process.exitcode is None:
+            return None
+        return f"ended with exit code {process.exitcode}\n{self._log_tail(number)}"
 
     def _log_tail(self, number: int) -> str:
         return self._ranks[number].log.read_text(errors="replace")[-LOG_TAIL_CHARS:]
