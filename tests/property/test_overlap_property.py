@@ -94,11 +94,16 @@ def test_a_written_plan_leads_to_the_same_graph_without_a_search(
     # The mode is the plan's, and the other costs must not matter.
     replayed = run(again, case, f'schedule-overlap{{plan="{path}"}}', CostModel(latency_us=0.0, bandwidth_gbps=100.0))
     if report.plan:
-        assert replayed.notes == report.notes
+        assert said(replayed) == said(report)
         assert plan_of(replayed) == plan_of(report)
         assert print_graph(again) == print_graph(once)
     else:
         assert any("plan-changed" in note for note in replayed.notes)
+
+
+def said(report: PipelineReport) -> list[str]:
+    """The notes, without the pass that each begins with: its text holds how it was asked for."""
+    return [note.partition(": ")[2] for note in report.notes]
 
 
 def plan_of(report: PipelineReport) -> list[str]:

@@ -22,6 +22,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from counterpoint._torch import torch_version
 from counterpoint.capture.world import fake_world
 from counterpoint.cost.capabilities import CapabilityTable
 from counterpoint.inductor.graph_pass import CounterpointPass
@@ -106,7 +107,10 @@ def test_a_users_plain_function_runs_and_keeps_the_compile_out_of_the_cache() ->
     assert (seen, record.cache, record.origin) == ([1], "bypass", "run")
 
 
-@pytest.mark.skipif(not hasattr(torch._inductor.custom_graph_pass, "get_custom_graph_passes"), reason="from torch 2.13")
+one_pass = not hasattr(torch._inductor.custom_graph_pass, "get_custom_graph_passes")
+
+
+@pytest.mark.skipif(one_pass, reason="before torch 2.13 inductor takes one pass of a user")
 def test_several_passes_of_a_user_all_run() -> None:
     probes = [Probe("a"), Probe("b")]
     with inductor_config.patch({"post_grad_custom_post_pass": probes}):
@@ -138,7 +142,11 @@ def test_plain_inductor_compiles_in_another_thread_never_meet_our_pass() -> None
     compile_once()
     thread.join()
     assert len(found) == 1
-    assert probe.configured == [probe]
+    if torch_version() >= (2, 12):
+        assert probe.configured == [probe]
+    else:
+        # What one thread sets holds in all of them, so our compile may have run its pass too.
+        assert probe in probe.configured
     assert len(reports()) == 1
 
 

@@ -37,7 +37,9 @@ def test_what_may_communicate_is_a_barrier() -> None:
     assert effect_of(call(ATEN._assert_async.msg)) is Effect.BARRIER
 
 
-@pytest.mark.skipif(not hasattr(torch.ops._dtensor, "mesh_get_process_group"), reason="from torch 2.13")
+@pytest.mark.skipif(
+    not hasattr(torch.ops._dtensor, "mesh_get_process_group"), reason="torch has no such operator before 2.13"
+)
 def test_finding_a_group_is_pure() -> None:
     assert effect_of(call(torch.ops._dtensor.mesh_get_process_group.default)) is Effect.PURE
 
