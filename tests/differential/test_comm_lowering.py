@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo import mark_dynamic
 
+from counterpoint._torch import torch_version
 from counterpoint.cost.capabilities import Capabilities, absent
 from counterpoint.inductor.capabilities import Assemblies
 from counterpoint.report.history import clear_reports, reports
@@ -31,6 +32,8 @@ def everything(x: Tensor, w: Tensor) -> list[Tensor]:
     """All that has another form, of inputs that die, live on, are views, permuted, shared, empty or the caller's."""
     group, size = dist.group.WORLD.group_name, dist.get_world_size()
     live, shared = w @ x, (x @ w) @ w
+    # The library's gather took nothing but contiguous tensors before torch 2.13.
+    turned = x.t() if torch_version() >= (2, 13) else x.t().contiguous()
     started = [
         C10D.all_reduce(x @ w, "sum", group),
         C10D.all_reduce(live, "max", group),
@@ -41,7 +44,7 @@ def everything(x: Tensor, w: Tensor) -> list[Tensor]:
         C10D.all_reduce(shared, "product", group),
         C10D.all_reduce(x[:0], "sum", group),
         C10D.all_gather_into_tensor(x @ w, size, group),
-        C10D.all_gather_into_tensor(x.t(), size, group),
+        C10D.all_gather_into_tensor(turned, size, group),
         C10D.reduce_scatter_tensor(x @ x, "sum", size, group),
         C10D.reduce_scatter_tensor(live, "max", size, group),
         C10D.broadcast(x @ w, size - 1, group),

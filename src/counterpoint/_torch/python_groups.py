@@ -16,9 +16,14 @@ import torch.distributed as dist
 def python_backend(name: str, make: Callable[..., Any]) -> Iterator[None]:
     """Inside, `init_process_group(name)` makes groups by `make(options, backend_options)`."""
     dist.Backend.register_backend(name, make, extended_api=True, devices=["cpu", "cuda"])
+    # From 2.15 on, torch hooks its flight recorder into groups whose backends do not record by themselves. The hook
+    # asks the group for a backend in C++, which one in Python does not have.
+    recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recording.add(name)
     try:
         yield
     finally:
+        recording.discard(name)
         dist.Backend._plugins.pop(name.upper(), None)
         if name in dist.Backend.backend_list:
             dist.Backend.backend_list.remove(name)
