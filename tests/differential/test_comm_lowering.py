@@ -226,5 +226,8 @@ def job_runs_while_compiling() -> list[bool]:
 
 
 @pytest.mark.cxx
+@pytest.mark.skipif(
+    torch_version() < (2, 13), reason="older versions refuse compiled calls while another thread traces"
+)
 def test_one_thread_may_compile_while_another_runs(ranks: RanksByWorldSize) -> None:
     assert ranks(2).run(job_runs_while_compiling, reset_compiler=True) == [[True, True]] * 2
