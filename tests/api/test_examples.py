@@ -133,14 +133,14 @@ def test_the_gate_lets_pass_and_stops(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # torch's, about the program that is captured
 def test_a_step_that_fits_no_laptop_is_explained_on_one() -> None:
-    passes = "bucket-all-gather,bucket-reduce-scatter"
+    passes = "bucket-all-gather,bucket-reduce-scatter,schedule-overlap"
     arguments = ["explain", f"{EXAMPLES / 'on_paper.py'}:build", "--world-size", "16", "--passes", passes, "--json"]
     done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     totals = json.loads(done.stdout)["totals"]
     assert totals["collectives_before"] == 2 * (4 * 9 + 3)  # each parameter is gathered once and its gradient scattered
     assert totals["peak_bytes"] > 2**32
-    assert totals["step_us"] < totals["step_before_us"]
+    assert totals["step_us"] < 0.9 * totals["step_before_us"]
 
 
 def test_every_example_is_run_and_says_how() -> None:

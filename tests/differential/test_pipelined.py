@@ -128,10 +128,11 @@ def test_gradients_of_averages(ranks) -> None:
     assert ranks(2).run(check_average_gradients, sums, averages) == [[], []]
 
 
+@pytest.mark.parametrize("rowwise", [False, pytest.param(True, marks=pytest.mark.row_scales)])
 @pytest.mark.parametrize("lowering", ["plain", "messages", "shared_memory"])
 @pytest.mark.parametrize("check", [check_scaled_gathers, check_scaled_scatters])
-def test_scaled_products(ranks, check: Any, lowering: str) -> None:
-    assert ranks(2).run(check, lowering) == [[], []]
+def test_scaled_products(ranks, check: Any, lowering: str, rowwise: bool) -> None:
+    assert ranks(2).run(check, lowering, rowwise) == [[], []]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
