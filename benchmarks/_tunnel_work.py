@@ -88,14 +88,15 @@ class Network:
         nbytes = max(int(read.sent.nbytes), int(read.received.nbytes))
         return self.collective_us(read.kind, nbytes, process_group_ranks(read.group.name), device_type="cuda") / 1e3
 
-    def table(self, operators: Mapping[str, float], device_type: str) -> MeasuredTable:
+    def table(self, operators: MeasuredTable) -> MeasuredTable:
         """The same times as a table, such as `counterpoint calibrate` writes; what our passes are told."""
+        device_type = operators.device_type
         curves = {}
         for layout in self.layouts:
             for kind in KINDS:
                 times = (self.collective_us(kind, size, layout, device_type=device_type) for size in (1.0, FAR_BYTES))
                 curves[kind, layout] = tuple(zip((1.0, FAR_BYTES), times, strict=True))
-        return MeasuredTable(curves, operators, "wind tunnel", device_type)
+        return replace(operators, collectives=curves, origin="wind tunnel")
 
 
 def cost_model(table: MeasuredTable) -> CostModel:

@@ -6,7 +6,8 @@ One device stands in for rank 0 of 64. Each parameter of a stack of decoder laye
 reduced. Scenarios: fsdp keeps the gathered parameters, regather gathers them again in backward, tp spreads each layer
 over the 8 ranks of a node and shards it over the nodes, hsdp shards within nodes and replicates over them. A call takes
 20 us and its bytes over the bandwidth; within a node 10 us and 400 GB/s. Inductor's overlap scheduler is told exactly
-these times; ours reads them from a table as calibrate writes it, with the measured times of the heavy operators.
+these times; ours reads them from a table as calibrate writes it, with the measured times of the heavy operators, scaled
+to what the two graphs take as a whole.
 
 compute: forward and backward with a network that takes no time, the shortest of all ways. limit: for each of the two
 graphs the longer of compute and the busiest channel. bound: the same with what must be first and last, and the longest
@@ -23,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +36,8 @@ from torch import Tensor
 from torch._inductor import config as inductor_config
 
 from counterpoint.capture.example_models import DecoderConfig
+from counterpoint.cost.fit import Whole, fitted
+from counterpoint.cost.measured import MeasuredTable
 from counterpoint.passes.base import Pass, PassContext
 from counterpoint.passes.registry import register
 from counterpoint.runtime.operator_times import measure_operators
@@ -90,17 +93,26 @@ class Place:
     network: Network
     folder: Path
     graphs: Graphs
-    operators: dict[str, float]
     default: Callable[[], Tensor]
     default_s: float
-    compute_ms: list[float]
+    compute_ms: list[float] = field(default_factory=lambda: [float("inf"), float("inf")])
+    operators: MeasuredTable = field(default_factory=MeasuredTable)
 
     def tune(self, speed: float) -> str:
         """Set the speed; the path of the table of it."""
         self.network.gigabytes_per_s = speed
         path = self.folder / f"{speed:g}.json"
-        self.network.table(self.operators, self.job.device.type).save(path)
+        self.network.table(self.operators).save(path)
         return str(path)
+
+    def calibrate(self) -> None:
+        """Measure the operators, and bring them in line with what the graphs take as a whole."""
+        device = self.job.device
+        times = MeasuredTable(operators=measure_operators(self.graphs.nodes, device).us, device_type=device.type)
+        wholes = [
+            Whole(tuple(gm.graph.nodes), ms * 1e3) for gm, ms in zip(self.graphs.found, self.compute_ms, strict=True)
+        ]
+        self.operators = fitted(times, wholes, cost_model(times))
 
     def alone(self, forward: Callable[[], Tensor]) -> None:
         """Note what compute takes by itself."""
@@ -132,11 +144,9 @@ def open_place(job: Job) -> Iterator[Place]:
         with inductor_config.patch({"post_grad_custom_post_pass": graphs.take}):
             default, first_s = compiled(job, "inductor", {})
         network.free = False
-        times = measure_operators(graphs.nodes, job.device)
-        place = Place(
-            job, tunnel, network, Path(folder), graphs, times.us, default, first_s, [float("inf"), float("inf")]
-        )
+        place = Place(job, tunnel, network, Path(folder), graphs, default, first_s)
         place.alone(default)
+        place.calibrate()
         yield place
 
 
@@ -192,7 +202,7 @@ def run_row(place: Place, speed: float, ways: dict[str, str], results: list[dict
 def _print(
     place: Place, speed: float, found: dict[str, tuple[Measured, float, float]], results: list[dict[str, Any]]
 ) -> None:
-    job, model = place.job, cost_model(place.network.table(place.operators, place.job.device.type))
+    job, model = place.job, cost_model(place.network.table(place.operators))
     travel = next(iter(found.values()))[0].travel_ms
     limit = sum(max(compute, *half.values(), 0.0) for compute, half in zip(place.compute_ms, travel, strict=True))
     bounds = place.graphs.bounds_ms(model, place.compute_ms)

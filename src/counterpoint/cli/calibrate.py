@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,11 @@ from counterpoint.cli.torchrun import is_first, joined, under_torchrun
 from counterpoint.errors import GroupError, OptionError
 
 if TYPE_CHECKING:
+    from counterpoint.capture.graph import CapturedGraph
+    from counterpoint.cost.fit import Whole
     from counterpoint.cost.measured import MeasuredTable
     from counterpoint.cost.model import CostModel
+    from counterpoint.cost.topology import Topology
 
 EXAMPLES = """\b
 Examples:
@@ -37,7 +41,11 @@ TORCHRUN = "run it under torchrun: torchrun --nproc-per-node 2 --no-python count
 )  # fmt: skip
 @click.option(
     "--graph", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Also measure the heavy operators of the graphs saved there.",
+    help="Also measure the compute of the graphs saved there: heavy operators one by one, and each graph as a whole.",
+)  # fmt: skip
+@click.option(
+    "--codegen", type=click.Choice(["inductor", "eager"]), default="inductor", show_default=True,
+    help="How the compute of these graphs is run to measure it as a whole.",
 )  # fmt: skip
 @click.option("--mesh", help="Also measure the groups of a mesh of this shape, such as 2x4.  [default: the world]")
 @click.option("--max-mb", type=float, default=256.0, show_default=True, help="The largest payload, in MB.")
@@ -48,6 +56,7 @@ def calibrate(
     output: Path | None,
     traces: Sequence[Path],
     graph: Path | None,
+    codegen: str,
     mesh: str | None,
     max_mb: float,
     repeats: int,
@@ -71,29 +80,64 @@ def calibrate(
     if not under_torchrun() and graph is None:
         raise GroupError("there is one process only, and so no link to measure", next_step=TORCHRUN)
     with joined(backend) as alone:
-        table = _measured(alone, graph, mesh, max_mb, repeats)
+        table = _measured_collectives(alone, mesh, max_mb, repeats)
+        if graph is not None:
+            table = table.merged(_measured_graphs(graph, codegen, repeats, described))
         if is_first():
             _report(table, CostModel(topology=described), output)
 
 
-def _measured(alone: bool, graph: Path | None, mesh: str | None, max_mb: float, repeats: int) -> MeasuredTable:
+def _measured_collectives(alone: bool, mesh: str | None, max_mb: float, repeats: int) -> MeasuredTable:
     from counterpoint.cost.measured import MeasuredTable
     from counterpoint.runtime.calibrate import SIZES_BYTES, measure_collectives
 
-    table = MeasuredTable()
-    if not alone:
-        sizes = [size for size in SIZES_BYTES if size <= max_mb * 2**20] or [SIZES_BYTES[0]]
-        table = measure_collectives(mesh_groups(mesh), sizes=sizes, repeats=repeats, said=_said)
-    if graph is not None:
-        from counterpoint.capture.file import load_graphs
-        from counterpoint.runtime.operator_times import agreed, measure_operators
+    if alone:
+        return MeasuredTable()
+    sizes = [size for size in SIZES_BYTES if size <= max_mb * 2**20] or [SIZES_BYTES[0]]
+    return measure_collectives(mesh_groups(mesh), sizes=sizes, repeats=repeats, said=_said)
 
-        nodes = [node for captured in load_graphs(graph) for node in captured.gm.graph.nodes]
-        times = measure_operators(nodes, _device(), repeats=repeats, said=_said)
-        for key, why in times.skipped.items():
-            _said(f"not measured: {key} ({why})")
-        table = table.merged(MeasuredTable(operators=agreed(times.us), origin=f"operators of {graph.name}"))
-    return table
+
+def _measured_graphs(path: Path, codegen: str, repeats: int, described: Topology | None) -> MeasuredTable:
+    """Operators one by one, brought in line with what the graphs take as a whole."""
+    from counterpoint.capture.file import load_graphs
+    from counterpoint.cost.fit import fitted
+    from counterpoint.cost.measured import MeasuredTable
+    from counterpoint.cost.model import CostModel
+    from counterpoint.runtime.operator_times import agreed, measure_operators
+
+    graphs = load_graphs(path)
+    times = measure_operators((n for one in graphs for n in one.gm.graph.nodes), _device(), repeats=repeats, said=_said)
+    for key, why in times.skipped.items():
+        _said(f"not measured: {key} ({why})")
+    device = _device()
+    table = MeasuredTable(operators=agreed(times.us), origin=f"operators of {path.name}")
+    if device is not None:
+        table = replace(table, device_type=device.type)
+    model = CostModel(topology=described, table=table, fuses=codegen == "inductor")
+    return fitted(table, _wholes(graphs, codegen, repeats, model), model)
+
+
+def _wholes(graphs: Sequence[CapturedGraph], codegen: str, repeats: int, model: CostModel) -> list[Whole]:
+    """What each graph takes as a whole, the same on all ranks."""
+    from counterpoint.cost.fit import Whole, compute_us
+    from counterpoint.runtime.graph_times import measure_compute
+    from counterpoint.runtime.operator_times import agreed
+
+    found: dict[str, float] = {}
+    for number, captured in enumerate(graphs):
+        _said(f"the compute of {captured.name} as a whole")
+        try:
+            found[str(number)] = measure_compute(captured.gm, _device(), repeats=repeats, codegen=codegen)
+        except Exception as error:
+            # Made-up values do not suit every graph, and there may be no compiler or too little memory for it.
+            _said(f"not measured: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+    wholes = []
+    for name, us in agreed(found).items():
+        captured = graphs[int(name)]
+        summed_us = compute_us(captured.gm.graph.nodes, model)
+        _said(f"{captured.name}: {us:.0f} us as a whole, {summed_us:.0f} us by its operators one by one")
+        wholes.append(Whole(tuple(captured.gm.graph.nodes), us))
+    return wholes
 
 
 def mesh_groups(mesh: str | None) -> list[Any]:

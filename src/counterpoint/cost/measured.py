@@ -41,6 +41,8 @@ class MeasuredTable:
     """Where and how it was measured, in words."""
     device_type: str = "cpu"
     """The kind of device whose collectives were measured."""
+    estimate_scale: float = 1.0
+    """How many times as long operators take that formulas tell of; see `counterpoint.cost.fit`."""
 
     def collective_us(self, kind: Kind, nbytes: float, ranks: Sequence[int]) -> float | None:
         """The measured time of a collective, None where its kind was not measured on groups of this layout."""
@@ -56,13 +58,6 @@ class MeasuredTable:
                 return link
         return None
 
-    def node_us(self, node: Node, device_type: str | None = None) -> float | None:
-        """The measured time of an operator on such operands, on a device."""
-        if not self.operators:
-            return None
-        key = operator_key(node, device_type)
-        return self.operators.get(key) if key is not None else None
-
     def merged(self, other: MeasuredTable) -> MeasuredTable:
         """Both tables; the other's entries where both have one."""
         return MeasuredTable(
@@ -70,6 +65,7 @@ class MeasuredTable:
             {**self.operators, **other.operators},
             "; ".join(filter(None, (self.origin, other.origin))),
             self.device_type if self.collectives else other.device_type,
+            other.estimate_scale if other.operators else self.estimate_scale,
         )
 
     @property
@@ -87,7 +83,8 @@ class MeasuredTable:
         rows.sort(key=lambda row: (row["kind"], row["ranks"]))
         operators = dict(sorted(self.operators.items()))
         head = {"schema": SCHEMA, "origin": self.origin, "device_type": self.device_type}
-        return {**head, "collectives": rows, "operators": operators}
+        scale = {} if self.estimate_scale == 1.0 else {"estimate_scale": self.estimate_scale}
+        return {**head, **scale, "collectives": rows, "operators": operators}
 
     @staticmethod
     def from_data(data: Any, where: str = "table") -> MeasuredTable:
@@ -104,11 +101,15 @@ class MeasuredTable:
                 for row in data.get("collectives", ())
             }
             operators = {str(key): float(us) for key, us in data.get("operators", {}).items()}
+            scale = float(data.get("estimate_scale", 1.0))
+            if not 0 < scale < float("inf"):
+                raise ValueError(f"estimates cannot take {scale} times as long")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OptionError(
                 f"the table of measured times is damaged: {error!r}", where=where, next_step="measure again"
             ) from error
-        return MeasuredTable(curves, operators, str(data.get("origin", "")), str(data.get("device_type", "cpu")))
+        origin, device_type = str(data.get("origin", "")), str(data.get("device_type", "cpu"))
+        return MeasuredTable(curves, operators, origin, device_type, scale)
 
     def save(self, path: str | Path) -> None:
         """Write the table to a file."""

@@ -15,7 +15,7 @@ from torch.fx import Node
 from counterpoint._torch import size_hint
 from counterpoint.cost import compute, network
 from counterpoint.cost.link import Link, traffic_bytes
-from counterpoint.cost.measured import MeasuredTable
+from counterpoint.cost.measured import MeasuredTable, operator_key
 from counterpoint.cost.presets import topology
 from counterpoint.cost.processor import Processor, processor_of
 from counterpoint.cost.table import LinkTable, typical
@@ -153,12 +153,19 @@ class CostModel:
         measured = self._measured_node_us(node)
         if measured is not None:
             return measured
-        return compute.node_us(node, self.processor(_device_of(node)), fuses=self.fuses)
+        estimated = compute.node_us(node, self.processor(_device_of(node)), fuses=self.fuses)
+        return estimated if estimated is None or self.table is None else estimated * self.table.estimate_scale
+
+    def measured_key(self, node: Node) -> str | None:
+        """The entry of the table that tells what the node takes, if there is one."""
+        if self.table is None or not self.table.operators:
+            return None
+        key = operator_key(node, None if self.topology is None else self.topology.device_type)
+        return key if key in self.table.operators else None
 
     def _measured_node_us(self, node: Node) -> float | None:
-        if self.table is None:
-            return None
-        return self.table.node_us(node, None if self.topology is None else self.topology.device_type)
+        key = self.measured_key(node)
+        return None if key is None or self.table is None else self.table.operators[key]
 
     def channel_of(self, group: Group | str) -> str:
         """The channel on which the collectives of a group follow each other. Groups have channels of their own."""

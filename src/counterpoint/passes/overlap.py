@@ -16,8 +16,8 @@ from counterpoint.passes.book import origins_of
 from counterpoint.passes.bucket_merge import BucketMode
 from counterpoint.passes.bucket_plan import Bucket, starts_of
 from counterpoint.passes.contract import Contract
-from counterpoint.passes.overlapping.attempt import GAIN, Done, Plan, carry_out
-from counterpoint.passes.overlapping.buckets import choose_buckets
+from counterpoint.passes.overlapping.attempt import Done, Plan, carry_out
+from counterpoint.passes.overlapping.buckets import Choice, choose
 from counterpoint.passes.overlapping.placing import Placed, as_it_is, place, with_room
 from counterpoint.passes.overlapping.replay import Names, head_of, planned_buckets, written
 from counterpoint.passes.overlapping.verdicts import tell
@@ -25,6 +25,7 @@ from counterpoint.passes.overlapping.written import WrittenPlan, plan_text, read
 from counterpoint.passes.rounding import refuse_rounding
 from counterpoint.schedule.engine import Policy, run
 from counterpoint.schedule.reading import Reading, read_problem
+from counterpoint.schedule.search import GAIN
 
 LOGGER = logging.getLogger("counterpoint")
 MB = 1024 * 1024
@@ -70,7 +71,11 @@ class ScheduleOverlap(Pass):
         )
     )
 
-    bucket: bool = option(True, help="let collectives share buckets; otherwise only their order changes")
+    bucket: bool = option(True, help="let collectives share buckets; otherwise only the order changes")
+    move_compute: bool = option(
+        True,
+        help="let compute that does not need it run before an exchange is waited for; else compute keeps its order",
+    )
     mode: BucketMode = option(BucketMode.FUNCTIONAL, help="how members of a bucket share one collective")
     max_in_flight_mb: float = option(
         2048.0, help="what collectives under way may hold beyond what compute needs", unit="MB", minimum=0.0
@@ -137,7 +142,9 @@ class ScheduleOverlap(Pass):
         if refused:
             return next(iter(refused.values()))
         limit, policy = self._limit(task.stands), next(self._policies())
-        plan = Plan(task.model, buckets, pinned.mode, policy, task.stands, limit, task.before, pinned, task.names)
+        plan = Plan(
+            task.model, Choice(buckets), pinned.mode, policy, task.stands, limit, task.before, pinned, task.names
+        )
         return carry_out(task.context, plan)
 
     def _searched(self, task: _Task) -> tuple[dict[str, Refusal], Done | Refusal]:
@@ -147,9 +154,10 @@ class ScheduleOverlap(Pass):
         reading, refused = with_room(task.before, limit), dict[str, Refusal]()
         outcome: Done | Refusal = Refusal("no-gain", task.before.view.nodes[-1].name)
         for policy in self._policies():
-            buckets = self._buckets(reading, model, policy)
-            buckets, refused = _permitted(context, buckets)
-            outcome = carry_out(context, Plan(model, buckets, self.mode, policy, task.stands, limit, task.before))
+            choice = self._choice(reading, model, policy)
+            buckets, refused = _permitted(context, choice.buckets)
+            choice = Choice(buckets, choice.steps)
+            outcome = carry_out(context, Plan(model, choice, self.mode, policy, task.stands, limit, task.before))
             # Only what does not fit into memory may fit with less under way.
             if isinstance(outcome, Done) or outcome.code not in ("memory-cap", *_EDITS_REFUSED):
                 break
@@ -157,17 +165,22 @@ class ScheduleOverlap(Pass):
             outcome = _for_want_of_memory(task, limit) or outcome
         return refused, outcome
 
-    def _buckets(self, reading: Reading, model: CostModel, policy: Policy) -> tuple[Bucket, ...]:
+    def _choice(self, reading: Reading, model: CostModel, policy: Policy) -> Choice:
         if not self.bucket or not policy.room:
-            return ()
+            return Choice()
         # One play takes about as long as there are transfers, so large graphs get fewer of them.
         plays = max(1, min(self.plays, PLAYED_TRANSFERS // max(1, len(reading.starts))))
-        return choose_buckets(reading, model, policy, plays)
+        return choose(reading, model, policy, plays)
 
     def _policies(self) -> Iterator[Policy]:
         """Ever less memory for what is under way; at last none for buckets."""
         for room in (1.0, 0.5, 0.25, 0.0):
-            yield Policy(in_flight_bytes=int(self.max_in_flight_mb * MB), room=room, caution=self.caution)
+            yield Policy(
+                in_flight_bytes=int(self.max_in_flight_mb * MB),
+                room=room,
+                moves_compute=self.move_compute,
+                caution=self.caution,
+            )
 
     def _limit(self, stands: Placed) -> int:
         if self.memory_cap_mb is not None:

@@ -77,7 +77,7 @@ def _is_heavy(node: Node) -> bool:
 
 def _shortest_us(node: Node, device: torch.device | None, repeats: int) -> float:
     call: Any = node.target
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: _made_up(source.meta["val"], device))
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: made_up(source.meta["val"], device))
     made = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     where = made[0].device if made else torch.device("cpu")
     times, calls = [], 1 if where.type == "cpu" else IN_A_ROW
@@ -92,20 +92,21 @@ def _shortest_us(node: Node, device: torch.device | None, repeats: int) -> float
     return min(times[1:])
 
 
-def _made_up(value: Any, device: torch.device | None) -> Any:
+def made_up(value: Any, device: torch.device | None) -> Any:
     """A value like the fake one, with sizes by their hints."""
     if isinstance(value, (list, tuple)):
-        return [_made_up(one, device) for one in value]
+        return [made_up(one, device) for one in value]
     if isinstance(value, torch.SymInt):
-        return _hint(value)
+        return size_of(value)
     if not isinstance(value, Tensor):
         return value
-    sizes, strides = [_hint(size) for size in value.shape], [_hint(stride) for stride in value.stride()]
+    sizes, strides = [size_of(size) for size in value.shape], [size_of(stride) for stride in value.stride()]
     empty = torch.empty_strided(sizes, strides, dtype=value.dtype, device=device or value.device)
     return empty.normal_() if value.dtype.is_floating_point and value.dtype.itemsize > 1 else empty.zero_()
 
 
-def _hint(size: int | torch.SymInt) -> int:
+def size_of(size: int | torch.SymInt) -> int:
+    """The size by its hint; ValueError where it has none."""
     found = size_hint(size)
     if found is None:
         raise ValueError(f"the size {size} is only known at run time")

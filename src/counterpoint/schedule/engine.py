@@ -25,6 +25,8 @@ class Policy:
     """What may be held by transfers that started early or have not been waited for."""
     room: float = 1.0
     """The part of the room for memory that may be used."""
+    moves_compute: bool = True
+    """Whether steps may change places."""
     caution: float = 1.0
     """Reductions are waited for early only when they have been over for this many times their length, and gathers
     start that much earlier than they must. Estimates are wrong at times; this is what an error may cost nothing."""

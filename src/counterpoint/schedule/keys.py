@@ -7,22 +7,35 @@ from itertools import accumulate
 from counterpoint.schedule.problem import Problem, Transfer
 
 
+def due_steps(problem: Problem) -> tuple[int, ...]:
+    """The step for which each transfer is needed first, be it by way of other transfers."""
+    due = [transfer.first_use for transfer in problem.transfers]
+    # Who needs another is due no earlier than it can start; one walk from the last use backwards sees both.
+    for number in sorted(range(len(due)), key=lambda n: (problem.transfers[n].after, n), reverse=True):
+        for needed in problem.transfers[number].needs:
+            due[needed] = min(due[needed], due[number])
+    return tuple(due)
+
+
 def latest_starts(problem: Problem) -> tuple[float, ...]:
     """When each transfer must start at the latest so that nobody waits, were the compute stream never to stand still.
 
-    Transfers of one channel follow each other in the order of their first use.
+    Transfers of one channel follow each other in the order in which they are due.
     """
     begins_us = tuple(accumulate(problem.steps_us, initial=0.0))
     latest = [0.0] * len(problem.transfers)
+    needed_us = [float("inf")] * len(problem.transfers)
     next_us: dict[str, float] = {}
-    order = sorted(range(len(latest)), key=lambda n: (problem.transfers[n].first_use, n), reverse=True)
-    for number in order:
+    due = due_steps(problem)
+    for number in sorted(range(len(latest)), key=lambda n: (due[n], n), reverse=True):
         transfer = problem.transfers[number]
-        due_us = begins_us[transfer.first_use]
+        due_us = min(begins_us[due[number]], needed_us[number])
         if transfer.grows:
             # What only the caller reads is due at the end, and would push everything before it there.
             due_us = min(due_us, next_us.get(transfer.channel, due_us))
         latest[number] = due_us - transfer.network_us
+        for needed in transfer.needs:
+            needed_us[needed] = min(needed_us[needed], latest[number] - transfer.launch_us)
         if transfer.grows:
             next_us[transfer.channel] = latest[number]
     return tuple(latest)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeVar
 
 from torch.fx import Node
 
 from counterpoint.schedule.engine import Schedule
 from counterpoint.schedule.reading import Reading, Role
+
+T = TypeVar("T", bound=Hashable)
 
 
 def order_of(reading: Reading, schedule: Schedule) -> list[Node]:
@@ -84,12 +87,12 @@ class _Writer:
         self.order.append(self.nodes[k])
 
 
-def fewest_moves(nodes: Sequence[Node], order: Sequence[Node]) -> Iterator[tuple[tuple[Node, ...], Node]]:
+def fewest_moves(nodes: Sequence[T], order: Sequence[T]) -> Iterator[tuple[tuple[T, ...], T]]:
     """Runs of nodes to move and before what, so that `nodes` stand in `order`: all but a longest run of those that
     stand right among themselves already. The last node of the order must stay the last."""
     place = {node: k for k, node in enumerate(nodes)}
     staying = _longest_rising([place[node] for node in order])
-    run: list[Node] = []
+    run: list[T] = []
     for node, stays in zip(order, staying, strict=True):
         if not stays:
             run.append(node)

@@ -1,14 +1,14 @@
-"""What is to be scheduled, on paper: a row of steps that keep their order, and transfers that may overlap with them.
+"""What is to be scheduled, on paper: a row of steps, and transfers that may overlap with them.
 
-A *step* is a node that computes, with whatever light nodes it is the first to need. Steps are never reordered: their
-order is what the compiler found best for memory. A *transfer* is a collective that is waited for. It can start once
-`after` steps have run and the transfers that it `needs` have ended, and its result must be there before step
-`first_use`. The schedule of a graph is then: before which step each transfer starts, and before which it is waited for.
+A *step* is a node that computes, with whatever light nodes it is the first to need. A *transfer* is a collective that
+is waited for. It can start once `after` steps have run and the transfers that it `needs` have ended, and its result
+must be there before step `first_use`. The schedule of a graph is then: before which step each transfer starts, and
+before which it is waited for. Steps stand in an order, that of the graph at first; another one is another problem.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from counterpoint.ir.ops import Kind
@@ -39,6 +39,10 @@ class Transfer:
     """The step that needs its result; the number of steps where only the caller does."""
     held_bytes: int
     """What stays alive because it is under way: the result of a gather, what others send."""
+    makers: tuple[int, ...] = ()
+    """The steps of which what is sent is made directly."""
+    users: tuple[int, ...] = ()
+    """The steps that need its result."""
 
     @property
     def grows(self) -> bool:
@@ -54,6 +58,48 @@ class Problem:
     transfers: tuple[Transfer, ...]
     room: Room | None = None
     """What transfers may hold beyond what the order as it is holds anyway; None where memory does not matter."""
+    step_needs: tuple[tuple[int, ...], ...] | None = None
+    """The steps that each step must come behind; None where steps must keep their order."""
+
+    def reordered(self, order: Sequence[int]) -> Problem:
+        """The problem with its steps in another order, in which each stands behind what it needs."""
+        place = {step: k for k, step in enumerate(order)}
+        needs = self.step_needs
+        return Problem(
+            tuple(self.steps_us[step] for step in order),
+            tuple(_in_order(transfer, place) for transfer in self.transfers),
+            None if self.room is None else self.room.reordered(order),
+            None if needs is None else tuple(tuple(place[one] for one in needs[step]) for step in order),
+        )
+
+    def allows(self, order: Sequence[int]) -> bool:
+        """Whether these are all steps, each behind the steps that it needs."""
+        place = {step: k for k, step in enumerate(order)}
+        if self.step_needs is None or len(place) < len(order) or sorted(place) != list(range(len(self.steps_us))):
+            return list(order) == list(range(len(self.steps_us)))
+        return all(place[one] < place[step] for step, needs in enumerate(self.step_needs) for one in needs)
+
+    def in_order(self, steps: Iterable[int]) -> tuple[int, ...]:
+        """The steps in this order, but each behind what it needs."""
+        order: list[int] = []
+        written = [False] * len(self.steps_us)
+        for step in steps:
+            self.write(step, written, order)
+        return tuple(order)
+
+    def write(self, step: int, written: list[bool], order: list[int]) -> None:
+        """Put the step at the end of an order, behind what is missing of what it needs."""
+        pending = [step]
+        while pending:
+            top = pending[-1]
+            missing = [needed for needed in (self.step_needs or {top: ()})[top] if not written[needed]]
+            if written[top] or not missing:
+                pending.pop()
+                if not written[top]:
+                    written[top] = True
+                    order.append(top)
+            else:
+                pending += reversed(missing)
 
     def merged(self, buckets: Iterable[Sequence[int]], price: Price) -> Problem:
         """The problem with these disjoint sets of transfers merged, each into one."""
@@ -98,6 +144,8 @@ class Problem:
             # Merging may need steps to change places: a use then comes behind what the other members are made of.
             first_use=max(after, min(member.first_use for member in members)),
             held_bytes=sum(member.held_bytes for member in members),
+            makers=tuple(sorted({step for member in members for step in member.makers})),
+            users=tuple(sorted({step for member in members for step in member.users})),
         )
         return price(joined)
 
@@ -122,6 +170,11 @@ class Room:
         row = self._least[level]
         return min(row[first], row[end - (1 << level)])
 
+    def reordered(self, order: Sequence[int]) -> Room:
+        """The room when steps change places and each keeps what it had: near enough to begin with."""
+        left = self._least[0]
+        return Room([left[step] for step in order])
+
 
 Price = Callable[[Transfer], Transfer]
 """Fills in what a merged transfer takes: on the network, to pack and to take apart."""
@@ -130,3 +183,10 @@ Price = Callable[[Transfer], Transfer]
 def _renumbered(transfer: Transfer, home: dict[int, int]) -> Transfer:
     needs = tuple(sorted({home[number] for number in transfer.needs}))
     return transfer if needs == transfer.needs else replace(transfer, needs=needs)
+
+
+def _in_order(transfer: Transfer, place: Mapping[int, int]) -> Transfer:
+    makers, users = (tuple(sorted(place[step] for step in steps)) for steps in (transfer.makers, transfer.users))
+    after = makers[-1] + 1 if makers else 0
+    first_use = max(after, users[0] if users else len(place))
+    return replace(transfer, makers=makers, users=users, after=after, first_use=first_use)

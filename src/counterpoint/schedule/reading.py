@@ -7,8 +7,9 @@ it: casts and packing before a start, views, casts and unpacking behind a wait. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import accumulate, islice
 from typing import cast
 
 import torch
@@ -67,6 +68,18 @@ class Reading:
         """The node that starts a transfer."""
         return self.view.nodes[self.starts[number]]
 
+    def reordered(self, order: Sequence[int]) -> Reading:
+        """The same with its steps in another order."""
+        return replace(self, steps=tuple(self.steps[k] for k in order), problem=self.problem.reordered(order))
+
+    def following(self, nodes: Sequence[Node]) -> Reading:
+        """The same with its steps in the order of these nodes as far as they may; others stay behind who they stood
+        behind."""
+        place = {node: k for k, node in enumerate(nodes)}
+        places = accumulate((place.get(self.view.nodes[k]) for k in self.steps), _last_known, initial=-1)
+        wanted = dict(enumerate(islice(places, 1, None)))
+        return self.reordered(self.problem.in_order(sorted(wanted, key=lambda step: (wanted[step], step))))
+
 
 def read_problem(view: GraphView, model: CostModel, groups: GroupTable) -> Reading:
     """Read a graph. One walk forwards and one backwards; each edge is looked at a few times."""
@@ -91,7 +104,8 @@ class _Reader:
             if self.roles[k] is Role.WAIT and item.waits_for is not None:
                 waits[self.number[self.index[item.waits_for]]].append(k)
         self._walk(len(steps))
-        problem = Problem(tuple(self.step_us), tuple(self._transfer(k) for k in self.number))
+        transfers = tuple(self._transfer(k) for k in self.number)
+        problem = Problem(tuple(self.step_us), transfers, step_needs=tuple(self.step_needs))
         return Reading(
             self.view, self.work, tuple(self.roles), tuple(steps), tuple(self.number), tuple(map(tuple, waits)), problem
         )
@@ -119,16 +133,21 @@ class _Reader:
         """What each node must come after: so many steps, and the end of which transfers; and who uses what first."""
         self.after = [0] * len(self.work)
         self.ended: list[frozenset[int]] = [frozenset()] * len(self.work)
-        self.first_use = [steps] * len(self.number)
+        self.made: list[frozenset[int]] = [frozenset()] * len(self.work)
+        """The steps of which a node is made directly, or through light nodes."""
+        self.users: list[list[int]] = [[] for _ in self.number]
         self.step_us: list[float] = []
+        self.step_needs: list[tuple[int, ...]] = []
+        self.fence: int | None = None
+        """The last barrier."""
         self.pack_us = [0.0] * len(self.number)
         self.land_us = [0.0] * len(self.number)
         for k, role in enumerate(self.roles):
             self.after[k] = max((self.after[s] for s in self.sources[k]), default=0)
             ended = self._joined([self.ended[s] for s in self.sources[k]])
+            self.made[k] = self._made_of(k)
             if role is Role.STEP:
-                self._use(ended, len(self.step_us))
-                self.step_us.append(self.work[k].compute_us)
+                self._step(k, ended)
                 self.after[k], ended = len(self.step_us), frozenset()
             elif role is Role.WAIT:
                 started = self.work[k].waits_for
@@ -139,9 +158,23 @@ class _Reader:
             if role is Role.EARLY:
                 self._charge(k)
 
-    def _use(self, ended: frozenset[int], step: int) -> None:
+    def _step(self, k: int, ended: frozenset[int]) -> None:
+        step, needs = len(self.step_us), self.made[k]
         for number in ended:
-            self.first_use[number] = min(self.first_use[number], step)
+            self.users[number].append(step)
+        if effects.effect_of(self.view.nodes[k]) is Effect.BARRIER:
+            # Also what touches nothing that it may touch stays on its side.
+            needs, self.fence = needs.union(range(self.fence or 0, step)), step
+        elif self.fence is not None:
+            needs = needs.union((self.fence,))
+        self.step_us.append(self.work[k].compute_us)
+        self.step_needs.append(tuple(sorted(needs)))
+        self.made[k] = frozenset((step,))
+
+    def _made_of(self, k: int) -> frozenset[int]:
+        """What is behind a transfer is made of that, and no longer of what was sent."""
+        passed = (Role.START,) if self.roles[k] is Role.WAIT else ()
+        return self._joined([self.made[s] for s in self.sources[k] if self.roles[s] not in passed])
 
     def _charge(self, k: int) -> None:
         """Packing is paid by the transfer that it is for; what several share, by the first."""
@@ -160,6 +193,7 @@ class _Reader:
         # `read_work` gives a channel only to what can be read.
         collective = cast(Collective, self.view.collective(item.node))
         sent, received = (size_hint(payload.nbytes) or 0 for payload in (collective.sent, collective.received))
+        users = self.users[number]
         return Transfer(
             members=(number,),
             kind=collective.kind,
@@ -172,9 +206,15 @@ class _Reader:
             land_us=self.land_us[number],
             after=self.after[k],
             needs=tuple(sorted(self.ended[k])),
-            first_use=max(self.first_use[number], self.after[k]),
+            first_use=max(users[0] if users else len(self.step_us), self.after[k]),
             held_bytes=received if collective.kind is Kind.ALL_GATHER else sent,
+            makers=tuple(sorted(self.made[k])),
+            users=tuple(users),
         )
+
+
+def _last_known(before: int, place: int | None) -> int:
+    return before if place is None else place
 
 
 def _first_role(item: Work) -> Role:

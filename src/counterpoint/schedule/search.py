@@ -1,8 +1,9 @@
-"""Choosing buckets by playing the schedule that they lead to.
+"""Choosing buckets, and the order of compute, by playing the schedule that they lead to.
 
-First each kind of transfer tries sizes from none to all in one bucket, while the others keep theirs; then single
-boundaries are moved where compute stands waiting. Every candidate is played in full, and one stands only if the step
-gets shorter by more than noise. The budget is a number of plays, not a time: all ranks must find the same.
+First all kinds of transfers try the same sizes, from none to all in one bucket; then each kind tries sizes while the
+others keep theirs, again and again until none gains; then compute changes places where it stands waiting; at last
+single boundaries are moved. Every candidate is played in full, and one stands only if the step gets shorter by more
+than noise. The budget is a number of plays, not a time: all ranks must find the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from counterpoint.schedule.engine import Policy, Schedule, run
 from counterpoint.schedule.problem import Price, Problem
+from counterpoint.schedule.rearrange import Order, rearranged
 
 Buckets = tuple[tuple[int, ...], ...]
 """Disjoint sets of transfers, single ones too."""
@@ -52,12 +54,17 @@ class Shelf:
 
     def caps(self) -> Iterator[int]:
         """Sizes to try: from none together to all together, doubling."""
-        # Doubling nothing would never end, and there are tensors without elements.
-        cap, total = max(1, 2 * min(self.sizes)), sum(self.sizes)
-        while cap < total:
-            yield cap
-            cap *= 2
-        yield total
+        return doubling(min(self.sizes), sum(self.sizes))
+
+
+def doubling(least: int, total: int) -> Iterator[int]:
+    """Sizes from twice the least to the total."""
+    # Doubling nothing would never end, and there are tensors without elements.
+    cap = max(1, 2 * least)
+    while cap < total:
+        yield cap
+        cap *= 2
+    yield total
 
 
 @dataclass
@@ -71,6 +78,8 @@ class Search:
     split: Split = in_one_piece
     chosen: dict[int, Buckets] = field(default_factory=dict)
     """By number of shelf."""
+    order: Order = ()
+    """The steps of the first problem in the order that was found; empty where they stand as they stood."""
     best: Schedule = field(init=False)
     shortest_us: float = field(init=False)
     """The shortest step of all that were chosen so far."""
@@ -80,15 +89,39 @@ class Search:
         self.shortest_us = self.best.step_us
 
     def sizes(self, shelves: Sequence[Shelf]) -> None:
-        """Try sizes for each shelf, those that travel longest first."""
+        """Try sizes for all shelves together, then for each, those that travel longest first, until none gains."""
         longest = sorted(range(len(shelves)), key=lambda k: (-self._travel_us(shelves[k]), k))
         for number in longest:
             self.chosen.setdefault(number, tuple((member,) for member in shelves[number].members))
-        for number in longest:
-            for cap in shelves[number].caps():
-                if self.plays_left <= 0:
-                    return
-                self._try(number, shelves[number].filled(cap))
+        if len(shelves) > 1:
+            least, total = min(min(shelf.sizes) for shelf in shelves), max(sum(shelf.sizes) for shelf in shelves)
+            for cap in doubling(least, total):
+                self._try({number: shelves[number].filled(cap) for number in longest})
+        # Only what has changed since a shelf was asked can make it answer otherwise.
+        unasked = list(longest)
+        while unasked and self.plays_left > 0:
+            number = unasked.pop(0)
+            gains = [self._try({number: shelves[number].filled(cap)}) for cap in shelves[number].caps()]
+            if any(gains):
+                unasked += [other for other in longest if other != number and other not in unasked]
+
+    def rearrange(self) -> None:
+        """Let steps change places where compute stands waiting, until that does not help."""
+        while (order := self._better_order()) is not None:
+            self.problem = self.problem.reordered(order)
+            self.order = tuple(self.order[k] for k in order) if self.order else order
+
+    def _better_order(self) -> Order | None:
+        """The best of the orders that may be shorter, if any is."""
+        merged, found = self._merged(self.chosen), None
+        for order in rearranged(merged, self.best):
+            if self.plays_left <= 0:
+                break
+            schedule = self._play(merged.reordered(order))
+            if schedule.step_us < self.best.step_us * (1 - (0 if found else GAIN)):
+                found, self.best = order, schedule
+        self.shortest_us = min(self.shortest_us, self.best.step_us)
+        return found
 
     def boundaries(self) -> None:
         """Split, join and shift neighbouring buckets, beginning with the largest ones, until nothing helps."""
@@ -99,23 +132,26 @@ class Search:
                 for candidate in list(_neighbours(self.chosen[number])):
                     if self.plays_left <= 0:
                         return
-                    if self._try(number, candidate):
+                    if self._try({number: candidate}):
                         improved = True
                         break
 
-    def _try(self, number: int, buckets: Buckets) -> bool:
+    def _try(self, changed: Mapping[int, Buckets]) -> bool:
         """Take these buckets if the step gets shorter, or hardly longer and simpler; whether it got shorter."""
-        buckets = tuple(part for bucket in buckets for part in self.split(bucket))
-        if self.plays_left <= 0 or buckets == self.chosen[number]:
+        changed = {
+            number: tuple(part for bucket in buckets for part in self.split(bucket))
+            for number, buckets in changed.items()
+        }
+        candidate = {**self.chosen, **changed}
+        if self.plays_left <= 0 or candidate == self.chosen:
             return False
-        candidate = {**self.chosen, number: buckets}
         problem = self._merged(candidate)
         if not problem.has_order:
             return False
         schedule = self._play(problem)
         shorter = schedule.step_us < self.best.step_us * (1 - GAIN)
-        simpler = len(buckets) < len(self.chosen[number]) and schedule.step_us <= self.shortest_us * (1 + SIMPLER)
-        if shorter or simpler:
+        fewer = _count(candidate) < _count(self.chosen)
+        if shorter or (fewer and schedule.step_us <= self.shortest_us * (1 + SIMPLER)):
             self.chosen, self.best = candidate, schedule
             self.shortest_us = min(self.shortest_us, schedule.step_us)
         return shorter
@@ -129,6 +165,10 @@ class Search:
 
     def _travel_us(self, shelf: Shelf) -> float:
         return sum(self.problem.transfers[member].network_us for member in shelf.members)
+
+
+def _count(chosen: Mapping[int, Buckets]) -> int:
+    return sum(map(len, chosen.values()))
 
 
 def _neighbours(buckets: Buckets) -> Iterator[Buckets]:

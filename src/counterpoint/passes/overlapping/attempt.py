@@ -11,6 +11,7 @@ from counterpoint.ir.view import GraphView
 from counterpoint.passes.base import PassContext
 from counterpoint.passes.bucket_merge import BucketMode, merge_in
 from counterpoint.passes.bucket_plan import Bucket
+from counterpoint.passes.overlapping.buckets import Choice
 from counterpoint.passes.overlapping.placing import (
     Placed,
     alive_in,
@@ -20,13 +21,11 @@ from counterpoint.passes.overlapping.placing import (
     put_in_order,
     with_room,
 )
-from counterpoint.passes.overlapping.replay import Names, planned_schedule
+from counterpoint.passes.overlapping.replay import Names, planned_schedule, planned_steps
 from counterpoint.passes.overlapping.written import WrittenPlan
 from counterpoint.schedule.engine import Policy
 from counterpoint.schedule.reading import Reading, read_problem
-
-GAIN = 0.001
-"""A plan must shorten the step by this part; less is within what costs are wrong by."""
+from counterpoint.schedule.search import GAIN
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Plan:
     """What is to be done."""
 
     model: CostModel
-    buckets: tuple[Bucket, ...]
+    choice: Choice
     mode: BucketMode
     policy: Policy
     stands: Placed
@@ -63,15 +62,15 @@ def carry_out(context: PassContext, plan: Plan) -> Done | Refusal:
     done: list[Done] = []
 
     def rewrite(tx: Transaction) -> None:
-        if plan.buckets:
-            merge_in(tx, plan.buckets, plan.mode)
+        if plan.choice.buckets:
+            merge_in(tx, plan.choice.buckets, plan.mode)
         read = plan.before
-        if plan.buckets:
+        if plan.choice.buckets:
             read = read_problem(GraphView.of(context.graph), plan.model, context.groups)
-        reading = with_room(read, plan.limit_bytes)
-        placed = _placed(plan, reading)
-        if isinstance(placed, Refusal):
-            tx.refuse(placed)
+        found = _placed(plan, with_room(read, plan.limit_bytes))
+        if isinstance(found, Refusal):
+            tx.refuse(found)
+        reading, placed = found
         why = _refuse(plan, placed, reading.view.nodes[-1].name)
         if why is not None:
             tx.refuse(why)
@@ -82,7 +81,7 @@ def carry_out(context: PassContext, plan: Plan) -> Done | Refusal:
         why = _refuse_memory(plan, peak, made.nodes[-1].name)
         if why is not None:
             tx.refuse(why)
-        done.append(Done(plan.buckets, plan.mode, reading, placed))
+        done.append(Done(plan.choice.buckets, plan.mode, reading, placed))
 
     refusal = context.editor.attempt("schedule collectives", rewrite)
     return done[0] if refusal is None else refusal
@@ -94,13 +93,17 @@ def _refuse_memory(plan: Plan, peak_bytes: int, where: str) -> Refusal | None:
     return None
 
 
-def _placed(plan: Plan, reading: Reading) -> Placed | Refusal:
+def _placed(plan: Plan, reading: Reading) -> tuple[Reading, Placed] | Refusal:
+    """The order, and the reading with its steps in that order."""
     if plan.pinned is None:
-        return choose_order(reading, plan.policy, plan.limit_bytes)
-    schedule = planned_schedule(plan.pinned, plan.names, reading)
+        return choose_order(reading, plan.policy, plan.limit_bytes, plan.choice.steps)
+    moved = planned_steps(plan.pinned, reading)
+    if isinstance(moved, Refusal):
+        return moved
+    schedule = planned_schedule(plan.pinned, plan.names, moved)
     if isinstance(schedule, Refusal):
         return schedule
-    return as_it_is(reading) if schedule is None else place(reading, schedule)
+    return moved, as_it_is(moved) if schedule is None else place(moved, schedule)
 
 
 def _refuse(plan: Plan, placed: Placed, where: str) -> Refusal | None:

@@ -5,28 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
+
+from torch.fx import Node
 
 from counterpoint.cost.model import CostModel
 from counterpoint.ir.ops import Kind
 from counterpoint.ir.view import GraphView
 from counterpoint.passes.bucket_plan import BUCKETABLE, Bucket, Key, Member, kind_of, read_member
 from counterpoint.schedule.engine import Policy
+from counterpoint.schedule.keys import due_steps
 from counterpoint.schedule.problem import Price, Problem, Transfer
 from counterpoint.schedule.reading import Reading
 from counterpoint.schedule.search import Buckets, Search, Shelf, Split
 
 
-def choose_buckets(reading: Reading, model: CostModel, policy: Policy, plays: int) -> tuple[Bucket, ...]:
-    """The buckets that make the step shortest, as far as the budget of plays goes."""
+class Choice(NamedTuple):
+    """What shares a bucket, and the order of compute with which it is best."""
+
+    buckets: tuple[Bucket, ...] = ()
+    steps: tuple[Node, ...] = ()
+    """All steps; none where they stay as they are."""
+
+
+def choose(reading: Reading, model: CostModel, policy: Policy, plays: int) -> Choice:
+    """What makes the step shortest, as far as the budget of plays goes."""
     members = _members(reading)
     shelves = _shelves(members, reading.problem)
     if not shelves:
-        return ()
+        return Choice()
     search = Search(reading.problem, policy, price_of(model), plays, _split_of(reading))
     search.sizes(shelves)
+    if policy.moves_compute:
+        search.rearrange()
     search.boundaries()
     found = (bucket for _, buckets in sorted(search.chosen.items()) for bucket in buckets)
-    return tuple(_allowed(reading.view, ([members[k] for k in bucket] for bucket in found)))
+    buckets = tuple(_allowed(reading.view, ([members[k] for k in bucket] for bucket in found)))
+    return Choice(buckets, tuple(reading.view.nodes[reading.steps[k]] for k in search.order))
 
 
 def _split_of(reading: Reading) -> Split:
@@ -87,9 +102,11 @@ def _shelves(members: dict[int, Member], problem: Problem) -> list[Shelf]:
     for number, member in members.items():
         by_key.setdefault(member.key, []).append(number)
 
+    due = due_steps(problem)
+
     def rank(number: int) -> tuple[int, int]:
         transfer = problem.transfers[number]
-        return (transfer.first_use if transfer.grows else transfer.after, number)
+        return (due[number] if transfer.grows else transfer.after, number)
 
     shelves = (sorted(numbers, key=rank) for numbers in by_key.values() if len(numbers) > 1)
     return [Shelf(tuple(numbers), tuple(members[n].nbytes for n in numbers)) for numbers in shelves]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Node
@@ -15,6 +15,8 @@ from counterpoint.schedule.memory import alive_bytes, lifetimes
 from counterpoint.schedule.order import fewest_moves, order_of
 from counterpoint.schedule.problem import Room
 from counterpoint.schedule.reading import Reading
+from counterpoint.schedule.rearrange import rearranged
+from counterpoint.schedule.search import GAIN
 
 NARROWER = 5
 """How often the memory for what is under way is halved before the order is kept as it is."""
@@ -52,15 +54,44 @@ def with_room(reading: Reading, limit_bytes: int) -> Reading:
     return replace(reading, problem=replace(reading.problem, room=room))
 
 
-def choose_order(reading: Reading, policy: Policy, limit_bytes: int) -> Placed:
-    """The shortest of the scheduled orders that stay under the limit, or else the order as it is."""
-    best = as_it_is(reading)
+def choose_order(
+    reading: Reading, policy: Policy, limit_bytes: int, steps: Sequence[Node] = ()
+) -> tuple[Reading, Placed]:
+    """The shortest of the scheduled orders that stay under the limit, or else the order as it is; and the reading with
+    its steps in that order. `steps`: an order of them that was found good before."""
+    best = reading, as_it_is(reading)
+    for candidate in (reading, reading.following(steps)) if steps else (reading,):
+        placed = _within(candidate, policy, limit_bytes)
+        if placed is not None and placed.played.step_us < best[1].played.step_us:
+            best = candidate, placed
+    better: tuple[Reading, Placed] | None = best
+    while better is not None and policy.moves_compute:
+        best = better
+        better = _better(best, policy, limit_bytes)
+    return best
+
+
+def _better(best: tuple[Reading, Placed], policy: Policy, limit_bytes: int) -> tuple[Reading, Placed] | None:
+    """The shortest that is found when steps change places, if it is shorter."""
+    reading, stands = best
+    shortest = None
+    target_us = stands.played.step_us * (1 - GAIN)
+    for order in rearranged(reading.problem, stands.schedule or run(reading.problem, policy)):
+        candidate = reading.reordered(order)
+        placed = _within(candidate, policy, limit_bytes)
+        if placed is not None and placed.played.step_us < target_us:
+            shortest, target_us = (candidate, placed), placed.played.step_us
+    return shortest
+
+
+def _within(reading: Reading, policy: Policy, limit_bytes: int) -> Placed | None:
+    """The scheduled order, with as much under way as the limit allows."""
     for _ in range(NARROWER):
         placed = place(reading, run(reading.problem, policy))
         if placed.peak_bytes <= limit_bytes:
-            return placed if placed.played.step_us < best.played.step_us else best
+            return placed
         policy = replace(policy, in_flight_bytes=policy.in_flight_bytes // 2, room=policy.room / 2)
-    return best
+    return None
 
 
 def place(reading: Reading, schedule: Schedule) -> Placed:
@@ -74,4 +105,17 @@ def place(reading: Reading, schedule: Schedule) -> Placed:
 def put_in_order(tx: Transaction, reading: Reading, order: Sequence[Node]) -> None:
     """Move what does not stand right."""
     for nodes, before in fewest_moves(reading.view.nodes, order):
-        tx.move(nodes, before=before)
+        # What moves together keeps the order that it had, so nodes that change places move one after the other.
+        for rising in _rising(nodes):
+            tx.move(rising, before=before)
+
+
+def _rising(nodes: Sequence[Node]) -> Iterator[list[Node]]:
+    """The nodes in parts that stand in this order already."""
+    found = [nodes[0]]
+    for node in nodes[1:]:
+        if node < found[-1]:
+            yield found
+            found = []
+        found.append(node)
+    yield found

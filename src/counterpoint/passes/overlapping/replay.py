@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ from counterpoint.ir.provenance import origins_of
 from counterpoint.ir.reason import Refusal
 from counterpoint.passes.bucket_merge import BucketMode
 from counterpoint.passes.bucket_plan import Bucket, Member, read_member, starts_of
-from counterpoint.passes.overlapping.written import Moment, WrittenPlan
+from counterpoint.passes.overlapping.written import Moment, Move, WrittenPlan
 from counterpoint.schedule.engine import Schedule
-from counterpoint.schedule.order import by_end
+from counterpoint.schedule.order import by_end, fewest_moves
 from counterpoint.schedule.reading import Reading
 
 IDENTITY_DIGITS = 32
@@ -98,6 +98,7 @@ def written(
         identity=plan.identity,
         mode=plan.mode,
         buckets=merged,
+        moves=tuple(_moves(reading)),
         moments=tuple(
             Moment(step, tuple(called[n] for n in landings), tuple(called[n] for n in launches))
             for step, landings, launches in zip(steps, schedule.landings, schedule.launches, strict=True)
@@ -106,6 +107,33 @@ def written(
         over=tuple(called[number] for number in by_end(schedule)),
         remark=plan.remark,
     )
+
+
+def _moves(reading: Reading) -> Iterator[Move]:
+    """What steps have changed their place."""
+    end = len(reading.view.nodes)
+    for moved, before in fewest_moves([*sorted(reading.steps), end], [*reading.steps, end]):
+        names = tuple(reading.view.nodes[k].name for k in moved)
+        yield Move(names, reading.view.nodes[before].name if before < end else None)
+
+
+def planned_steps(plan: WrittenPlan, reading: Reading) -> Reading | Refusal:
+    """The reading with its steps in the order that a plan tells."""
+    number = {reading.view.nodes[k].name: step for step, k in enumerate(reading.steps)}
+    end = len(number)
+    moved = [name for move in plan.moves for name in move.steps]
+    unknown = [name for name in (*moved, *(move.before for move in plan.moves)) if name not in (*number, None)]
+    if unknown or len(set(moved)) < len(moved):
+        return _changed(str(unknown[0] if unknown else moved[0]))
+    gone = {number[name] for name in moved}
+    arriving = {end if move.before is None else number[move.before]: move.steps for move in plan.moves}
+    order = []
+    for step in range(end + 1):
+        order += [number[name] for name in arriving.get(step, ())]
+        order += [step] if step < end and step not in gone else []
+    if len(order) < end or not reading.problem.allows(order):
+        return _changed(moved[0])
+    return reading.reordered(order)
 
 
 def planned_buckets(plan: WrittenPlan, starts: Sequence[Node]) -> tuple[Bucket, ...] | Refusal:

@@ -3,13 +3,15 @@
     plan "forward" for 3f2ab1c09d12e4f7
     mode custom
     bucket all_gather_into_tensor all_gather_into_tensor_1
+    move mm_5 mm_6 before mm_2
     before mm: start all_gather_into_tensor
     before mm_1: wait reduce_scatter_tensor; start all_gather_into_tensor_2
     at the end: start reduce_scatter_tensor_1
     over all_gather_into_tensor reduce_scatter_tensor
 
 A collective goes by the name of its start in the graph that the pass gets, a bucket by that of its first member, a step
-by the name of its node. `over` is the order in which results are expected; without it the order of nodes is as it was,
+by the name of its node. Steps that move stand one behind the other before the one named, or `at the end`; all others
+stand as they stood. `over` is the order in which results are expected; without it the order of nodes is as it was,
 and only buckets changed. A file holds a plan for each graph; `#` begins a comment.
 """
 
@@ -28,6 +30,7 @@ END = "at the end"
 NAMES_A_LINE = 6
 _HEAD = re.compile(r'plan ("(?:[^"\\]|\\.)*") for ([0-9a-f]+)')
 _STEP = re.compile(rf"(?:before (\S+)|{END}): (.+)")
+_MOVE = re.compile(rf"move (\S+(?: +\S+)*?) (?:before (\S+)|{END})")
 _PARTS = {"wait": "landings", "start": "launches"}
 
 
@@ -50,6 +53,20 @@ class Moment:
         return f"{END if self.before is None else f'before {self.before}'}: {'; '.join(parts)}"
 
 
+@dataclass(frozen=True)
+class Move:
+    """Steps that change their place."""
+
+    steps: tuple[str, ...]
+    before: str | None
+    """One that keeps its own; None for the end."""
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        return f"move {' '.join(self.steps)} {END if self.before is None else f'before {self.before}'}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class WrittenPlan:
     """The plan of one graph."""
@@ -60,6 +77,7 @@ class WrittenPlan:
     """Of the graph that it was made for."""
     mode: BucketMode
     buckets: tuple[tuple[str, ...], ...] = ()
+    moves: tuple[Move, ...] = ()
     moments: tuple[Moment, ...] = ()
     over: tuple[str, ...] = ()
     remark: str = field(default="", compare=False)
@@ -71,6 +89,7 @@ class WrittenPlan:
         lines += [f"# {self.remark}"] if self.remark else []
         lines += [f"mode {self.mode.value}"]
         lines += [f"bucket {' '.join(bucket)}" for bucket in self.buckets]
+        lines += [move.text for move in self.moves]
         lines += [moment.text for moment in self.moments]
         rows = range(0, len(self.over), NAMES_A_LINE)
         lines += [f"over {' '.join(self.over[first : first + NAMES_A_LINE])}" for first in rows]
@@ -114,6 +133,7 @@ class _Section:
         self.where = where
         self.mode = BucketMode.FUNCTIONAL
         self.buckets: list[tuple[str, ...]] = []
+        self.moves: list[Move] = []
         self.moments: list[Moment] = []
         self.over: list[str] = []
 
@@ -130,6 +150,7 @@ class _Section:
             identity=head[2],
             mode=self.mode,
             buckets=tuple(self.buckets),
+            moves=tuple(self.moves),
             moments=tuple(self.moments),
             over=tuple(self.over),
         )
@@ -142,6 +163,8 @@ class _Section:
             self.buckets.append(tuple(names))
         elif word == "over" and names:
             self.over += names
+        elif (moved := _MOVE.fullmatch(line)) is not None:
+            self.moves.append(Move(tuple(moved[1].split()), moved[2]))
         else:
             return self._take_moment(line)
         return True
