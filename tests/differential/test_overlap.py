@@ -86,6 +86,16 @@ def tensor_parallel_inside(b: GraphBuilder) -> GraphModule:
     return b.finish(x)
 
 
+def tensor_parallel_backward(b: GraphBuilder) -> GraphModule:
+    """The gradient of each weight stands before the exchange that it could be computed beside."""
+    gradient, grads = b.input("gradient", (SIZE, SIZE)), []
+    for k in range(LAYERS):
+        weight, saved = b.input(f"weight_{k}", (SIZE, SIZE)), b.input(f"saved_{k}", (SIZE, SIZE))
+        grads.append(small(b, b.call(ATEN.mm.default, saved, gradient)))
+        gradient = small(b, b.all_reduce(small(b, b.call(ATEN.mm.default, gradient, weight)), "sum", "tp"))
+    return b.finish(gradient, *grads)
+
+
 def experts(b: GraphBuilder) -> GraphModule:
     x, ranks = b.input("x", (SIZE, SIZE)), len(b.groups["ep"])
     splits = [SIZE // ranks] * ranks
@@ -105,6 +115,8 @@ CASES: dict[str, tuple[int, Callable[[GraphBuilder], GraphModule], Partition]] =
     "ddp of 4": (4, ddp_chain, world(4)),
     "hsdp": (4, hybrid, MESH),
     "tp in fsdp": (4, tensor_parallel_inside, {"tp": MESH["shard"], "dp": MESH["replicate"]}),
+    "tp backward": (2, tensor_parallel_backward, {"tp": (0, 1)}),
+    "tp backward of 4": (4, tensor_parallel_backward, {"tp": MESH["shard"]}),
     "experts": (4, experts, {"ep": MESH["shard"], "dp": MESH["replicate"]}),
 }
 
@@ -113,6 +125,10 @@ def built(name: str) -> tuple[GraphModule, GraphBuilder]:
     _, make, partition = CASES[name]
     builder = GraphBuilder(own_group(partition))
     return make(builder), builder
+
+
+def products(gm: GraphModule) -> list[str]:
+    return [node.name for node in gm.graph.nodes if node.target is ATEN.mm.default]
 
 
 @pytest.mark.parametrize("options", ["mode=functional", "mode=custom", "bucket=false"])
@@ -125,5 +141,6 @@ def test_every_bit_is_as_before(ranks: RanksByWorldSize, name: str, options: str
     checked = CompileOptions(verify="full", on_error="raise")
     run_pipeline(scheduled, pipeline, options=checked, groups=GroupTable(builder.groups), cost_model=MODEL)
     assert print_graph(scheduled) != print_graph(gm)
+    assert (products(scheduled) != products(gm)) == name.startswith("tp backward")
     inputs = [[value.remainder(5) for value in one] for one in sample_inputs(gm, size, seed=1)]
     compare(ranks(size), gm, scheduled, inputs, partition)

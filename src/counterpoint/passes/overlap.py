@@ -39,10 +39,11 @@ class ScheduleOverlap(Pass):
     """Decides buckets and order together, so that the network works while the processor does.
 
     Does: starts collectives early and waits for them late. Gathers are prefetched as far as memory allows, the most
-    urgent first; reductions fill what is left of their channel, and drain behind compute. Which collectives share a
-    bucket is found by playing the schedule that would follow, within a budget of plays: a budget in seconds would
-    let ranks decide differently. What is decided stands in the report as text; a file of it, given as `plan`, is
-    carried out again without a search.
+    urgent first; reductions fill what is left of their channel, and drain behind compute. Where compute would stand
+    waiting for an exchange, other compute that does not need it is put beside it, such as gradients of weights. Which
+    collectives share a bucket is found by playing the schedule that would follow, within a budget of plays: a budget
+    in seconds would let ranks decide differently. What is decided stands in the report as text; a file of it, given as
+    `plan`, is carried out again without a search.
 
     Fires when: the graph has collectives that are waited for, and the step gets shorter by what the costs say.
 
@@ -51,10 +52,10 @@ class ScheduleOverlap(Pass):
         a = wait(all_gather(x)); y = mm(a, u); b = wait(all_gather(z)); v = mm(b, y)
         s = all_gather(x); t = all_gather(z); a = wait(s); y = mm(a, u); b = wait(t); v = mm(b, y)
 
-    Never: changes the order of compute, crosses a barrier, a write or a random draw, lets peak memory grow by more than
-    max-extra-mb, or takes an order that the costs find worse than that of the input. A given plan that does not fit the
-    graph or the memory is left aside with a note, and the pass decides anew. Bucketed sums of floats may be
-    added in another order by the backend; `bitwise=True` forbids that.
+    Never: crosses a barrier, changes the order of writes, of random draws, or of compute where nothing gains by it, lets
+    peak memory grow by more than max-extra-mb, or takes an order that the costs find worse than that of the input. A
+    given plan that does not fit the graph or the memory is left aside with a note, and the pass decides anew. Bucketed
+    sums of floats may be added in another order by the backend; `bitwise=True` forbids that.
     """
 
     name: ClassVar[str] = "schedule-overlap"

@@ -45,6 +45,17 @@ def sharded(layers: int = 4, size: int = 16) -> tuple[GraphModule, GraphBuilder]
     return b.finish(x, *grads), b
 
 
+def tensor_parallel(layers: int = 3, size: int = 64) -> tuple[GraphModule, GraphBuilder]:
+    """A backward in which gradients of weights stand before exchanges that they could be computed beside."""
+    b = GraphBuilder({"tp": (0, 1)})
+    gradient, grads = b.input("gradient", (size, size)), []
+    for k in range(layers):
+        weight, saved = b.input(f"weight_{k}", (size, size)), b.input(f"saved_{k}", (size, size))
+        grads.append(b.call(ATEN.mm.default, saved, gradient))
+        gradient = b.all_reduce(b.call(ATEN.mm.default, gradient, weight), "sum", "tp")
+    return b.finish(gradient, *grads), b
+
+
 def scheduled(gm: GraphModule, b: GraphBuilder, text: str, model: CostModel = MODEL) -> PipelineReport:
     report = run_pipeline(gm, Pipeline.parse(text), options=OPTIONS, groups=b.groups, cost_model=model)
     assert [record.status for record in report.passes] == [PassStatus.DONE]
@@ -70,6 +81,36 @@ def test_a_plan_is_replayed_whatever_the_costs_say(pinned: tuple[Path, str], mon
     report = scheduled(gm, b, f'schedule-overlap{{plan="{path}"}}', CostModel(latency_us=0.0, bandwidth_gbps=1e6))
     assert print_graph(gm) == expected
     assert report.notes == ()
+
+
+def test_a_plan_in_which_compute_moves_is_replayed(tmp_path: Path) -> None:
+    gm, b = tensor_parallel()
+    again, _ = tensor_parallel()
+    text = scheduled(gm, b, "schedule-overlap").plan
+    assert "\nmove mm before all_reduce" not in text
+    assert "\nmove mm before mm_2\n" in text
+    path = tmp_path / "plan.txt"
+    path.write_text(text)
+    report = scheduled(again, b, f'schedule-overlap{{plan="{path}"}}', CostModel(latency_us=0.0, bandwidth_gbps=1e6))
+    assert (report.notes, print_graph(again)) == ((), print_graph(gm))
+    (plan,) = parse_plans(text)
+    assert plan.text == "".join(line + "\n" for line in text.splitlines() if not line.startswith("#"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["move nobody before mm", "move mm before nobody", "move mm mm before mm_2", "move mm_3 before mm", "move mm mm_1"],
+)
+def test_a_plan_with_moves_that_may_not_be_is_left_aside(tmp_path: Path, line: str) -> None:
+    gm, b = tensor_parallel()
+    path = tmp_path / "plan.txt"
+    starts_over = " ".join(starts(gm))
+    path.write_text(f'plan "mine" for {graph_identity(gm.graph)}\n{line}\nover {starts_over}\n')
+    if line == "move mm mm_1":
+        with pytest.raises(OptionError, match="no line of a plan"):
+            scheduled(gm, b, f'schedule-overlap{{plan="{path}"}}')
+    else:
+        assert any("plan-changed" in note for note in scheduled(gm, b, f'schedule-overlap{{plan="{path}"}}').notes)
 
 
 def test_a_plan_is_read_as_it_is_written(pinned: tuple[Path, str]) -> None:
@@ -156,6 +197,7 @@ def test_real_storages_stay_under_the_cap(extra: int) -> None:
 
 EVERY = {
     "bucket": ("true", "false"),
+    "move-compute": ("true", "false"),
     "mode": ("functional", "coalesced", "custom"),
     "plays": ("1", "7"),
     "max-in-flight-mb": ("0", "0.001", "2048"),
@@ -201,15 +243,18 @@ def test_what_nobody_can_estimate_is_left_alone_and_hides_nothing() -> None:
 
 
 ELSEWHERE = """
-from tests.unit.passes.test_overlap import scheduled, sharded
-gm, b = sharded(layers=6)
-print(scheduled(gm, b, "schedule-overlap{mode=custom}").plan)
+from tests.unit.passes.test_overlap import scheduled, sharded, tensor_parallel
+for make in (sharded, tensor_parallel):
+    gm, b = make(layers=6)
+    print(scheduled(gm, b, "schedule-overlap{mode=custom}").plan)
 """
 
 
 def test_other_processes_with_other_hash_seeds_decide_alike() -> None:
-    gm, b = sharded(layers=6)
-    own = scheduled(gm, b, "schedule-overlap{mode=custom}").plan
+    own = ""
+    for make in (sharded, tensor_parallel):
+        gm, b = make(layers=6)
+        own += scheduled(gm, b, "schedule-overlap{mode=custom}").plan + "\n"
     for seed in ("1", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(

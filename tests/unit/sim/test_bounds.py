@@ -82,6 +82,40 @@ def test_no_order_beats_the_bound(step, launch_us: float, latency_us: float, sha
     assert bound <= fastest * (1 + 1e-9)
 
 
+@st.composite
+def exchanges(draw) -> tuple[GraphBuilder, list[Node]]:
+    """What one gather brings, used several times at once for the next; and something that needs neither."""
+    b = GraphBuilder({"dp": (0, 1), "tp": (0, 1)})
+    value = b.input("x", (draw(st.integers(1, 5)) * 1000,))
+    left = [b.call(ATEN.cat.default, [value, value])] if draw(st.booleans()) else []
+    for _ in range(2):
+        part = b.call(ATEN.slice.Tensor, value, 0, 0, draw(st.integers(1, 4)) * 500)
+        value = b.wait(b.call(C10D.all_gather_into_tensor.default, part, 2, "tp"))
+        used = [b.call(ATEN.cat.default, [value] * draw(st.integers(1, 3))) for _ in range(draw(st.integers(1, 2)))]
+        value = b.call(ATEN.cat.default, used)
+    return b, [value, *left]
+
+
+@settings(max_examples=25, deadline=None)
+@given(exchanges(), st.sampled_from([0.0, 2.5]), st.sampled_from([0.0, 3.0]))
+def test_no_order_of_a_chain_of_exchanges_beats_the_bound(step, launch_us: float, latency_us: float) -> None:
+    test_no_order_beats_the_bound.hypothesis.inner_test(step, launch_us, latency_us, False)  # type: ignore[attr-defined]
+
+
+def test_all_that_one_exchange_is_used_for_stands_before_the_next() -> None:
+    b = GraphBuilder({"tp": (0, 1)})
+    shard = b.input("shard", (1000,))
+    whole = b.all_gather(shard, "tp")
+    used = [b.call(ATEN.mul.Tensor, whole, k) for k in range(3)]
+    part = b.call(ATEN.slice.Tensor, b.call(ATEN.cat.default, used), 0, 0, 1000)
+    gm = b.finish(b.all_gather(part, "tp"))
+    work = read_work(gm.graph, model(0, 0), b.groups)
+    bounds = bounds_of(work, Hazards.of(gm.graph).order_edges(list(gm.graph.nodes)))
+    # Two gathers of 4 us, three products of 16 us and one copy of 48: all in a row, as nothing can be beside them.
+    assert bounds.critical_path_us == pytest.approx(4 + 3 * 16 + 48 + 4)
+    assert simulate(gm, model(0, 0), b.groups).step_us == pytest.approx(bounds.step_us)
+
+
 @settings(max_examples=30, deadline=None)
 @given(small_steps())
 def test_the_order_of_the_nodes_does_not_change_the_bound(step) -> None:
