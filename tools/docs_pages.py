@@ -20,12 +20,14 @@ MEASURES = "measures/index.md"
 
 def passes_page() -> str:
     """One section a pass: name, options, and the four headings of its docstring."""
-    from counterpoint.passes.pipeline import DEFAULT_PIPELINE
+    from counterpoint.passes.pipeline import DEFAULT_PIPELINE, INFORMED_PIPELINE
     from counterpoint.passes.registry import REGISTRY
 
     lines = ["# Passes", "", "A pipeline is text: names of passes with their options, separated by commas.", ""]
     lines += ["In that text an option is written with hyphens for underscores. The default pipeline:", ""]
     lines += ["```text", DEFAULT_PIPELINE.replace(",", ",\n"), "```", ""]
+    lines += ["And where the option `topology` or `cost_table` tells what things take:", ""]
+    lines += ["```text", INFORMED_PIPELINE.replace(",", ",\n"), "```", ""]
     for cls in REGISTRY:
         lines += [f"## `{cls.name}`", "", _as_markdown(inspect.getdoc(cls) or ""), "", *_options(cls), ""]
     return "\n".join(lines)

@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
+import counterpoint
 from counterpoint.cost.model import CostModel
 from counterpoint.ir.build import GraphBuilder
 from counterpoint.ir.groups import GroupTable
@@ -125,6 +129,33 @@ def built(name: str) -> tuple[GraphModule, GraphBuilder]:
     _, make, partition = CASES[name]
     builder = GraphBuilder(own_group(partition))
     return make(builder), builder
+
+
+def two_layers(x: Tensor, shards: list[Tensor]) -> Tensor:
+    for shard in shards:
+        gathered = funcol.all_gather_tensor(shard, 0, dist.group.WORLD)
+        x = (x @ gathered).remainder(5)
+    return funcol.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def compiled_with_sizes(codegen: str) -> list[tuple[bool, int]]:
+    """For some numbers of rows whether compiled and eager agree in every bit, and how many graphs were compiled."""
+    torch.compiler.reset()
+    counterpoint.clear_reports()
+    options = {"passes": "schedule-overlap", "latency_us": 50.0, "bandwidth_gbps": 1.0, "codegen": codegen}
+    run = torch.compile(two_layers, backend="counterpoint", options={**options, "on_error": "raise"}, dynamic=True)
+    shards = [torch.arange(SIZE * SIZE / 2).remainder(5).view(-1, SIZE) + k + dist.get_rank() for k in range(LAYERS)]
+    found = []
+    for rows in (6, 10, 34):
+        x = torch.arange(rows * SIZE, dtype=torch.float32).remainder(5).view(rows, SIZE)
+        same = torch.equal(run(x, shards), two_layers(x, shards))
+        found.append((same, len(counterpoint.reports())))
+    return found
+
+
+def test_compiled_code_with_dynamic_sizes_computes_the_same(ranks: RanksByWorldSize) -> None:
+    for answers in ranks(2).run(compiled_with_sizes, "eager"):
+        assert answers == [(True, 1)] * 3
 
 
 def products(gm: GraphModule) -> list[str]:

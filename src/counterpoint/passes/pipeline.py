@@ -32,11 +32,11 @@ from counterpoint.passes.restore import SavedGraph
 LOGGER = logging.getLogger("counterpoint.passes")
 _STEP = re.compile(r'\s*([A-Za-z][\w-]*)\s*(?:\{((?:"(?:[^"\\]|\\.)*"|[^"{}])*)\})?\s*(,|$)')
 
+_FIRST = "dedup-collectives,micro-pipeline-tp,fuse-ddp{method=custom}"
+_LAST = "lower-collectives{in-place=false devices=cpu}"
 DEFAULT_PIPELINE = (
-    "dedup-collectives,micro-pipeline-tp,fuse-ddp{method=custom},"
-    "bucket-all-gather{mode=custom},bucket-reduce-scatter{mode=custom},"
-    "bucket-all-reduce{mode=custom},bucket-all-to-all{mode=custom},"
-    "schedule-waits,lower-collectives{in-place=false devices=cpu}"
+    f"{_FIRST},bucket-all-gather{{mode=custom}},bucket-reduce-scatter{{mode=custom}},"
+    f"bucket-all-reduce{{mode=custom}},bucket-all-to-all{{mode=custom}},schedule-waits,{_LAST}"
 )
 """What runs when nobody asks for anything else: collectives that matmuls can hide are taken to pieces where that pays,
 then gradients are fused, with their arithmetic, then whatever else is alike. What is left gets the best form where
@@ -45,6 +45,10 @@ tensors lie on the CPU; other forms on GPUs have not been measured on several of
 Packed by operators of ours: code generation then takes no longer than for the graph as it was, where bodies of torch's
 own operators make it take half as long again for 12 parameters, and several times as long for 160.
 """
+
+INFORMED_PIPELINE = f"{_FIRST},schedule-overlap{{mode=custom}},{_LAST}"
+"""The same where a topology or a table of measured times is given: buckets and order are then decided together. It keeps
+what it is given where the costs find nothing better; without such costs they would be guesses."""
 
 LOWERING = "lower-collectives"
 """The pass that the option `lower` switches off."""
@@ -76,7 +80,9 @@ class Pipeline:
     @staticmethod
     def of(options: CompileOptions, registry: Registry = REGISTRY) -> Pipeline:
         """The pipeline that the options ask for."""
-        whole = Pipeline.parse(DEFAULT_PIPELINE if options.passes is None else options.passes, registry)
+        informed = options.topology is not None or options.cost_table is not None
+        default = INFORMED_PIPELINE if informed else DEFAULT_PIPELINE
+        whole = Pipeline.parse(default if options.passes is None else options.passes, registry)
         return whole if options.lower else Pipeline(tuple(item for item in whole.passes if item.name != LOWERING))
 
     @property

@@ -12,7 +12,7 @@ from counterpoint.ir.build import GraphBuilder
 from counterpoint.ir.text import print_graph
 from counterpoint.options import CompileOptions
 from counterpoint.passes.ledger import VerdictKind
-from counterpoint.passes.pipeline import DEFAULT_PIPELINE, Pipeline, run_pipeline
+from counterpoint.passes.pipeline import DEFAULT_PIPELINE, INFORMED_PIPELINE, Pipeline, run_pipeline
 from counterpoint.passes.report import PassStatus, PipelineReport
 from tests.support.passes import REGISTRY
 
@@ -66,6 +66,16 @@ def test_options_name_the_pipeline_and_none_means_the_default() -> None:
     assert Pipeline.of(CompileOptions(passes="verify-graph")).text == "verify-graph"
     assert Pipeline.of(CompileOptions()).text == DEFAULT_PIPELINE
     assert len(Pipeline.of(CompileOptions(passes=""))) == 0
+
+
+@pytest.mark.parametrize("option", ["topology", "cost_table"])
+def test_buckets_and_order_are_decided_together_where_costs_are_known(option: str) -> None:
+    known = CompileOptions(**{option: "cpu-10g"})
+    assert Pipeline.of(known).text == INFORMED_PIPELINE
+    assert "schedule-overlap" in INFORMED_PIPELINE
+    assert "schedule-overlap" not in DEFAULT_PIPELINE
+    Pipeline.of(known).check()
+    assert Pipeline.of(CompileOptions(passes="verify-graph", **{option: "cpu-10g"})).text == "verify-graph"
 
 
 def test_without_passes_all_is_left_alone() -> None:
