@@ -52,19 +52,20 @@ class Shelf:
             held += size
         return tuple(map(tuple, found))
 
-    def caps(self) -> Iterator[int]:
-        """Sizes to try: from none together to all together, doubling."""
-        return doubling(min(self.sizes), sum(self.sizes))
+    def caps(self, most: int) -> list[int]:
+        """Sizes to try: from none together to all together, doubling, at most so many."""
+        return doubling(min(self.sizes), sum(self.sizes), most)
 
 
-def doubling(least: int, total: int) -> Iterator[int]:
-    """Sizes from twice the least to the total."""
+def doubling(least: int, total: int, most: int) -> list[int]:
+    """Sizes from twice the least to the total, the last of them in any case."""
     # Doubling nothing would never end, and there are tensors without elements.
-    cap = max(1, 2 * least)
-    while cap < total:
-        yield cap
-        cap *= 2
-    yield total
+    caps = [max(1, 2 * least)]
+    while caps[-1] < total:
+        caps.append(2 * caps[-1])
+    caps[-1] = total
+    stride = -(-len(caps) // max(1, most))
+    return caps[::-1][::stride][::-1]
 
 
 @dataclass
@@ -95,13 +96,15 @@ class Search:
             self.chosen.setdefault(number, tuple((member,) for member in shelves[number].members))
         if len(shelves) > 1:
             least, total = min(min(shelf.sizes) for shelf in shelves), max(sum(shelf.sizes) for shelf in shelves)
-            for cap in doubling(least, total):
+            # A search with few plays tries fewer sizes, and not only small ones.
+            for cap in doubling(least, total, self.plays_left // 2):
                 self._try({number: shelves[number].filled(cap) for number in longest})
         # Only what has changed since a shelf was asked can make it answer otherwise.
         unasked = list(longest)
         while unasked and self.plays_left > 0:
             number = unasked.pop(0)
-            gains = [self._try({number: shelves[number].filled(cap)}) for cap in shelves[number].caps()]
+            caps = shelves[number].caps(max(1, self.plays_left // 2))
+            gains = [self._try({number: shelves[number].filled(cap)}) for cap in caps]
             if any(gains):
                 unasked += [other for other in longest if other != number and other not in unasked]
 

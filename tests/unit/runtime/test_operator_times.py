@@ -57,7 +57,10 @@ def test_the_command_measures_the_operators_of_a_file(tmp_path, monkeypatch) -> 
     )
     path, output = tmp_path / "small.graph", tmp_path / "table.json"
     save_graph(path, [captured])
-    done = CliRunner().invoke(main, ["calibrate", "--graph", str(path), "--codegen", "eager", "--repeats", "1", "--output", str(output)])
+    done = CliRunner().invoke(
+        main, ["calibrate", "--graph", str(path), "--codegen", "eager", "--repeats", "1", "--output", str(output)]
+    )
     assert done.exit_code == 0, done.output
     assert "2 operators measured" in done.output
+    assert "small: " in done.output and " us as a whole, " in done.output
     assert len(MeasuredTable.load(output).operators) == 2

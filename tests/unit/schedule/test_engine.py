@@ -172,4 +172,19 @@ def test_buckets_that_would_need_each_other_are_not_tried() -> None:
 def test_tensors_without_elements_do_not_keep_the_search_busy() -> None:
     transfers = tuple(price(transfer(k, first_use=k, nbytes=0 if k else 8)) for k in range(4))
     assert searched(Problem(STEPS, transfers), 50).best.step_us > 0
-    assert list(Shelf((0, 1), (0, 0)).caps()) == [0]
+    assert Shelf((0, 1), (0, 0)).caps(9) == [0]
+
+
+@pytest.mark.parametrize(("most", "caps"), [(9, [4, 8, 16, 24]), (2, [8, 24]), (1, [24])])
+def test_few_plays_try_fewer_sizes_and_all_together_among_them(most: int, caps: list[int]) -> None:
+    assert Shelf(tuple(range(12)), (2,) * 12).caps(most) == caps
+
+
+def test_sizes_of_two_kinds_are_sought_together() -> None:
+    # Latency keeps the channel busy until both kinds are in buckets: neither gains much alone.
+    gathers = [price(transfer(k, first_use=k, nbytes=10)) for k in range(6)]
+    sums = [price(reduction(6 + k, after=k, first_use=6, nbytes=10)) for k in range(6)]
+    problem = Problem((150.0,) * 6, tuple(gathers + sums))
+    search = Search(problem, PLENTY, price, 12)
+    search.sizes([Shelf(tuple(range(6)), (10,) * 6), Shelf(tuple(range(6, 12)), (10,) * 6)])
+    assert all(len(buckets) < 6 for buckets in search.chosen.values())
