@@ -60,10 +60,14 @@ def choose_order(
     """The shortest of the scheduled orders that stay under the limit, or else the order as it is; and the reading with
     its steps in that order. `steps`: an order of them that was found good before."""
     best = reading, as_it_is(reading)
-    for candidate in (reading, reading.following(steps)) if steps else (reading,):
-        placed = _within(candidate, policy, limit_bytes)
-        if placed is not None and placed.played.step_us < best[1].played.step_us:
-            best = candidate, placed
+    placed = _within(reading, policy, limit_bytes)
+    if placed is not None and placed.played.step_us < best[1].played.step_us:
+        best = reading, placed
+    moved = reading.following(steps) if steps else reading
+    placed = _within(moved, policy, limit_bytes) if steps else None
+    # Compute that moves must gain something: reading the graph with its buckets may have changed what looked better.
+    if placed is not None and placed.played.step_us < best[1].played.step_us * (1 - GAIN):
+        best = moved, placed
     better: tuple[Reading, Placed] | None = best
     while better is not None and policy.moves_compute:
         best = better
