@@ -93,8 +93,8 @@ def tensor_parallel_inside(b: GraphBuilder) -> GraphModule:
 def tensor_parallel_backward(b: GraphBuilder) -> GraphModule:
     """The gradient of each weight stands before the exchange that it could be computed beside."""
     gradient, grads = b.input("gradient", (SIZE, SIZE)), []
-    for k in range(LAYERS):
-        weight, saved = b.input(f"weight_{k}", (SIZE, SIZE)), b.input(f"saved_{k}", (SIZE, SIZE))
+    inputs = [(b.input(f"weight_{k}", (SIZE, SIZE)), b.input(f"saved_{k}", (SIZE, SIZE))) for k in range(LAYERS)]
+    for weight, saved in inputs:
         grads.append(small(b, b.call(ATEN.mm.default, saved, gradient)))
         gradient = small(b, b.all_reduce(small(b, b.call(ATEN.mm.default, gradient, weight)), "sum", "tp"))
     return b.finish(gradient, *grads)

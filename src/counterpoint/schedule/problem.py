@@ -73,11 +73,21 @@ class Problem:
         )
 
     def allows(self, order: Sequence[int]) -> bool:
-        """Whether these are all steps, each behind the steps that it needs."""
+        """Whether these are all steps, each behind what it needs, be it by way of transfers."""
         place = {step: k for k, step in enumerate(order)}
         if self.step_needs is None or len(place) < len(order) or sorted(place) != list(range(len(self.steps_us))):
             return list(order) == list(range(len(self.steps_us)))
-        return all(place[one] < place[step] for step, needs in enumerate(self.step_needs) for one in needs)
+        made: list[int] = []
+        for transfer in self.transfers:
+            # Transfers that are not merged need earlier ones only.
+            steps, transfers = (place[step] for step in transfer.makers), (made[one] for one in transfer.needs)
+            made.append(max((*steps, *transfers), default=-1))
+        brought = all(
+            place[user] > last for transfer, last in zip(self.transfers, made, strict=True) for user in transfer.users
+        )
+        return brought and all(
+            place[one] < place[step] for step, needs in enumerate(self.step_needs) for one in needs
+        )
 
     def in_order(self, steps: Iterable[int]) -> tuple[int, ...]:
         """The steps in this order, but each behind what it needs."""

@@ -49,8 +49,8 @@ def tensor_parallel(layers: int = 3, size: int = 64) -> tuple[GraphModule, Graph
     """A backward in which gradients of weights stand before exchanges that they could be computed beside."""
     b = GraphBuilder({"tp": (0, 1)})
     gradient, grads = b.input("gradient", (size, size)), []
-    for k in range(layers):
-        weight, saved = b.input(f"weight_{k}", (size, size)), b.input(f"saved_{k}", (size, size))
+    inputs = [(b.input(f"weight_{k}", (size, size)), b.input(f"saved_{k}", (size, size))) for k in range(layers)]
+    for weight, saved in inputs:
         grads.append(b.call(ATEN.mm.default, saved, gradient))
         gradient = b.all_reduce(b.call(ATEN.mm.default, gradient, weight), "sum", "tp")
     return b.finish(gradient, *grads), b
@@ -87,8 +87,7 @@ def test_a_plan_in_which_compute_moves_is_replayed(tmp_path: Path) -> None:
     gm, b = tensor_parallel()
     again, _ = tensor_parallel()
     text = scheduled(gm, b, "schedule-overlap").plan
-    assert "\nmove mm before all_reduce" not in text
-    assert "\nmove mm before mm_2\n" in text
+    assert "\nmove mm_default_1 before mm_default\n" in text
     path = tmp_path / "plan.txt"
     path.write_text(text)
     report = scheduled(again, b, f'schedule-overlap{{plan="{path}"}}', CostModel(latency_us=0.0, bandwidth_gbps=1e6))
@@ -98,19 +97,34 @@ def test_a_plan_in_which_compute_moves_is_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["move nobody before mm", "move mm before nobody", "move mm mm before mm_2", "move mm_3 before mm", "move mm mm_1"],
+    ("line", "over"),
+    [
+        ("move nobody before mm_default", True),
+        ("move mm_default before nobody", True),
+        ("move mm_default mm_default before mm_default_2", True),
+        # It uses what comes of the first exchange.
+        ("move mm_default_3 before mm_default", True),
+        ("move mm_default_1 before mm_default", False),
+    ],
 )
-def test_a_plan_with_moves_that_may_not_be_is_left_aside(tmp_path: Path, line: str) -> None:
+def test_a_plan_with_moves_that_may_not_be_is_left_aside(tmp_path: Path, line: str, over: bool) -> None:
     gm, b = tensor_parallel()
     path = tmp_path / "plan.txt"
-    starts_over = " ".join(starts(gm))
-    path.write_text(f'plan "mine" for {graph_identity(gm.graph)}\n{line}\nover {starts_over}\n')
-    if line == "move mm mm_1":
-        with pytest.raises(OptionError, match="no line of a plan"):
-            scheduled(gm, b, f'schedule-overlap{{plan="{path}"}}')
-    else:
-        assert any("plan-changed" in note for note in scheduled(gm, b, f'schedule-overlap{{plan="{path}"}}').notes)
+    ends = f"over {' '.join(starts(gm))}\n" if over else ""
+    path.write_text(f'plan "mine" for {graph_identity(gm.graph)}\n{line}\n{ends}')
+    assert any("plan-changed" in note for note in scheduled(gm, b, f'schedule-overlap{{plan="{path}"}}').notes)
+
+
+def test_inputs_between_other_nodes_stay_where_they_are() -> None:
+    b = GraphBuilder({"tp": (0, 1)})
+    x, w = b.input("x", (64, 64)), b.input("w", (64, 64))
+    gradient = b.call(ATEN.mm.default, x, w)
+    summed = b.all_reduce(b.call(ATEN.mm.default, w, x), "sum", "tp")
+    last = b.input("last", (64, 64))
+    gm = b.finish(b.call(ATEN.mm.default, summed, last), gradient)
+    scheduled(gm, b, "schedule-overlap")
+    place = {node: k for k, node in enumerate(gm.graph.nodes)}
+    assert place[summed.all_input_nodes[0]] < place[gradient] < place[summed] < place[last]
 
 
 def test_a_plan_is_read_as_it_is_written(pinned: tuple[Path, str]) -> None:
@@ -157,7 +171,9 @@ def test_a_plan_that_needs_too_much_memory_is_left_aside(pinned: tuple[Path, str
     assert any("memory-cap" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("line", ["bucket one", "mode thin", "before mm start x", "before mm: begin x", "over", "what"])
+@pytest.mark.parametrize(
+    "line", ["bucket one", "mode thin", "before mm start x", "before mm: begin x", "over", "what", "move mm mm_1"]
+)
 def test_a_line_that_makes_no_sense_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "plan.txt"
     path.write_text(f'plan "forward" for 0123abcd\n{line}\n')

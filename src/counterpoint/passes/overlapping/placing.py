@@ -107,8 +107,9 @@ def place(reading: Reading, schedule: Schedule) -> Placed:
 
 
 def put_in_order(tx: Transaction, reading: Reading, order: Sequence[Node]) -> None:
-    """Move what does not stand right."""
-    for nodes, before in fewest_moves(reading.view.nodes, order):
+    """Move what does not stand right. Inputs stay where they are."""
+    stands, wanted = ([node for node in nodes if node.op != "placeholder"] for nodes in (reading.view.nodes, order))
+    for nodes, before in fewest_moves(stands, wanted):
         # What moves together keeps the order that it had, so nodes that change places move one after the other.
         for rising in _rising(nodes):
             tx.move(rising, before=before)

@@ -131,6 +131,8 @@ def planned_steps(plan: WrittenPlan, reading: Reading) -> Reading | Refusal:
     for step in range(end + 1):
         order += [number[name] for name in arriving.get(step, ())]
         order += [step] if step < end and step not in gone else []
+    if plan.moves and not plan.over:
+        return Refusal("plan-changed", moved[0], "steps move, and nothing is told of the order: `over` is missing")
     if len(order) < end or not reading.problem.allows(order):
         return _changed(moved[0])
     return reading.reordered(order)
