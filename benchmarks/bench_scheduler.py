@@ -4,8 +4,8 @@
 
 Processor seconds, in one run, by number of collectives, of four or five nodes each; linear growth has exponent 1.
 Every node has a fake value of its own, without which inductor's scheduler takes them for one tensor. It cannot run on a
-build without Triton; there, what it would ask Triton is answered with constants. It takes minutes on large graphs, so it
-runs up to --peer-collectives only.
+build without Triton; there, what it would ask Triton is answered with constants. It takes minutes on large graphs, so
+it runs up to --peer-collectives only.
 """
 
 from __future__ import annotations

@@ -52,10 +52,10 @@ class ScheduleOverlap(Pass):
         a = wait(all_gather(x)); y = mm(a, u); b = wait(all_gather(z)); v = mm(b, y)
         s = all_gather(x); t = all_gather(z); a = wait(s); y = mm(a, u); b = wait(t); v = mm(b, y)
 
-    Never: crosses a barrier, changes the order of writes, of random draws, or of compute where nothing gains by it, lets
-    peak memory grow by more than max-extra-mb, or takes an order that the costs find worse than that of the input. A
-    given plan that does not fit the graph or the memory is left aside with a note, and the pass decides anew. Bucketed
-    sums of floats may be added in another order by the backend; `bitwise=True` forbids that.
+    Never: crosses a barrier, changes the order of writes, of random draws, or of compute where nothing gains by it,
+    lets peak memory grow by more than max-extra-mb, or takes an order that the costs find worse than that of the input.
+    A given plan that does not fit the graph or the memory is left aside with a note, and the pass decides anew.
+    Bucketed sums of floats may be added in another order by the backend; `bitwise=True` forbids that.
     """
 
     name: ClassVar[str] = "schedule-overlap"

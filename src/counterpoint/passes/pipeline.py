@@ -47,8 +47,8 @@ own operators make it take half as long again for 12 parameters, and several tim
 """
 
 INFORMED_PIPELINE = f"{_FIRST},schedule-overlap{{mode=custom}},{_LAST}"
-"""The same where a topology or a table of measured times is given: buckets and order are then decided together. It keeps
-what it is given where the costs find nothing better; without such costs they would be guesses."""
+"""The same where a topology or a table of measured times is given: buckets and order are then decided together. What
+there is stays where the costs find nothing better; without such costs they would be guesses."""
 
 LOWERING = "lower-collectives"
 """The pass that the option `lower` switches off."""

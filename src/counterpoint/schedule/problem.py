@@ -85,9 +85,7 @@ class Problem:
         brought = all(
             place[user] > last for transfer, last in zip(self.transfers, made, strict=True) for user in transfer.users
         )
-        return brought and all(
-            place[one] < place[step] for step, needs in enumerate(self.step_needs) for one in needs
-        )
+        return brought and all(place[one] < place[step] for step, needs in enumerate(self.step_needs) for one in needs)
 
     def in_order(self, steps: Iterable[int]) -> tuple[int, ...]:
         """The steps in this order, but each behind what it needs."""
