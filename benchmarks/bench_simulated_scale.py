@@ -1,6 +1,6 @@
 """Simulated steps of sharded decoders over 8 to 4,096 ranks: as captured, bucketed, scheduled, and the lower bound.
 
-    python benchmarks/bench_simulated_scale.py [--quick] [--topology h200x8-ib400] [--tokens 4096]
+    python benchmarks/bench_simulated_scale.py [--quick] [--topology h200x8-ib400] [--tokens 4096] [--worlds 64 4096]
 
 A few layers of each model (8B/4: four of the 8B shape; MoE/4: with experts of their own on each rank of a node, two
 exchanges a layer) are captured at each world size without any GPU, forward and backward in one graph, bfloat16, every
@@ -155,11 +155,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small worlds only")
     parser.add_argument("--topology", default="h200x8-ib400")
     parser.add_argument("--tokens", type=int, default=4096, help="of each rank")
+    parser.add_argument("--worlds", type=int, nargs="+", help="numbers of ranks")
     asked = parser.parse_args()
     model = CostModel(topology=topology(asked.topology))
     columns = ["model", "ranks", "plan", "calls", "bound ms", "compute ms", "step ms", "step/bound", "exposed"]
     columns += ["peak GiB", "passes s", "simulate s"]
-    worlds = QUICK_WORLDS if asked.quick else WORLDS
+    worlds = tuple(asked.worlds or (QUICK_WORLDS if asked.quick else WORLDS))
     print_table(f"simulated steps on {asked.topology}", columns, rows(worlds, model, asked.tokens))
 
 

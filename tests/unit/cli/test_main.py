@@ -40,7 +40,18 @@ def test_the_flags_are_these() -> None:
         *("--cost-table", "--every", "--json", "--html", "--trace", "--fail-if"),
     }
     assert flags(main.commands["calibrate"]) == {
-        *("--output", "-o", "--from-trace", "--graph", "--mesh", "--max-mb", "--repeats", "--backend", "--topology"),
+        *(
+            "--output",
+            "-o",
+            "--from-trace",
+            "--graph",
+            "--codegen",
+            "--mesh",
+            "--max-mb",
+            "--repeats",
+            "--backend",
+            "--topology",
+        ),
     }
     assert flags(main.commands["plan"]) == {
         *("target", "--world-size", "--parallel", "--topology", "--passes", "--bitwise", "--no-bitwise"),
