@@ -136,7 +136,7 @@ def test_scaled_products(ranks, check: Any, lowering: str, rowwise: bool) -> Non
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize(("lowering", "chunks"), WAYS[:3])
+@pytest.mark.parametrize(("lowering", "chunks"), WAYS)
 def test_parts_that_are_exchanged(ranks, world_size: int, lowering: str, chunks: int) -> None:
     assert ranks(world_size).run(check_exchanges, lowering, chunks) == [[]] * world_size
 
@@ -146,15 +146,25 @@ def test_torch_finds_nothing_wrong_with_the_operators(ranks) -> None:
         assert {outcome for checks in found.values() for outcome in checks.values()} == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("operator", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
+OPERATORS = [
+    "all_gather_matmul",
+    "matmul_reduce_scatter",
+    "matmul_all_reduce",
+    "all_to_all_matmul",
+    "matmul_all_to_all",
+]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_a_rank_that_does_not_come_is_an_error_within_the_timeout(ranks, operator: str) -> None:
     (kind, text), _ = ranks(2).run(stalled, operator, "messages", deadline_s=60)
     assert kind == "CommunicationError"
     assert f"counterpoint::{operator}" in text
 
 
-def test_a_rank_that_does_not_come_to_shared_memory_is_an_error_too(ranks) -> None:
-    (kind, _), _ = ranks(2).run(stalled, "all_gather_matmul", "shared_memory", deadline_s=60)
+@pytest.mark.parametrize("operator", ["all_gather_matmul", "all_to_all_matmul"])
+def test_a_rank_that_does_not_come_to_shared_memory_is_an_error_too(ranks, operator: str) -> None:
+    (kind, _), _ = ranks(2).run(stalled, operator, "shared_memory", deadline_s=60)
     assert kind == "SharedMemoryError"
 
 
@@ -164,6 +174,8 @@ def test_a_rank_that_does_not_come_to_shared_memory_is_an_error_too(ranks) -> No
         ("all_gather_matmul", "messages", "CommunicationError"),
         ("matmul_reduce_scatter", "messages", "CommunicationError"),
         ("matmul_reduce_scatter", "shared_memory", "SharedMemoryError"),
+        ("all_to_all_matmul", "messages", "CommunicationError"),
+        ("matmul_all_to_all", "shared_memory", "SharedMemoryError"),
     ],
 )
 def test_a_rank_that_is_killed_is_an_error_for_the_others(ranks, operator: str, lowering: str, error: str) -> None:

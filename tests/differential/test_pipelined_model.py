@@ -93,3 +93,12 @@ def test_the_default_pipeline_pipelines_what_pays(ranks: Any) -> None:
     for kinds, worst in ranks(2).run(job_decoder, LARGE, torch.float32, 1, True, options()):
         assert kinds["pipelined"] > 0
         assert worst < 1e-3
+
+
+@pytest.mark.cxx
+def test_generated_code_agrees_with_eager_mode(ranks: Any) -> None:
+    generated = options(codegen="inductor", passes=ALWAYS)
+    for kinds, worst in ranks(2).run(job_decoder, CONFIG, torch.float32, 1, True, generated, deadline_s=400):
+        assert kinds["left-alone"] <= 3
+        assert kinds["pipelined"] >= 9
+        assert worst < 1e-4

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from counterpoint.runtime.pipelined import operators  # noqa: F401  graphs may hold them
 from tests.support import worker
 from tests.support.gloo import PerRank, Ranks
 from tests.support.wire import dump_graph, load_graph

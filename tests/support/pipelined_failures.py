@@ -40,6 +40,10 @@ def call(operator: str, group: dist.ProcessGroup) -> Any:
         return OPS.all_gather_matmul.default(x, [w], [None], [x.dtype], 0, True, 4, ranks, name, False)
     if operator == "matmul_reduce_scatter":
         return OPS.matmul_reduce_scatter.default([x], [w], None, "sum", 0, 4, ranks, name)
+    if operator == "all_to_all_matmul":
+        return OPS.all_to_all_matmul.default(x, [w], [None], [x.dtype], 4, ranks, name, False)
+    if operator == "matmul_all_to_all":
+        return OPS.matmul_all_to_all.default([x], [w], None, 4, ranks, name)
     return OPS.matmul_all_reduce.default([x], [w], None, "sum", 4, name)
 
 

@@ -21,6 +21,14 @@ YES = Capability(True, "in this test")
 EVERYTHING = Capabilities(messages=YES, shared_memory=YES, symmetric_memory=YES)
 FACTOR = Factor(other=torch.ones(8, 3), bias=None, out_dtype=torch.float32)
 GATHER = Gather(shard=torch.ones(4, 8), dim=-2, ranks=2, left=True, factors=(FACTOR,), keep=False, chunks=2)
+SCALED = ScaledFactor(
+    other=torch.ones(16, 3),
+    bias=None,
+    out_dtype=torch.float32,
+    scale=torch.ones(()),
+    result_scale=None,
+    fast_accum=False,
+)
 PARTIAL = Partial(lefts=(torch.ones(4, 8),), rights=(torch.ones(8, 6),), bias=None, out_dtype=None)
 
 
@@ -34,13 +42,26 @@ def only(name: str) -> Capabilities:
         (NOTHING, Lowering.PLAIN),
         (only("messages"), Lowering.MESSAGES),
         (only("shared_memory"), Lowering.SHARED_MEMORY),
-        (only("symmetric_memory"), Lowering.TORCH_FUSED),
-        (EVERYTHING, Lowering.TORCH_FUSED),
     ],
 )
 def test_the_best_that_is_there_is_taken(capabilities: Capabilities, expected: Lowering) -> None:
     assert choice.for_gather(GATHER, capabilities) is expected
     assert choice.for_scatter(PARTIAL, -2, 2, capabilities) is expected
+    assert choice.for_exchange((4, 8), 2, capabilities) is expected
+
+
+@pytest.mark.parametrize("capabilities", [only("symmetric_memory"), EVERYTHING])
+def test_on_symmetric_memory_rows_are_gathered_by_us_and_the_rest_by_torch(capabilities: Capabilities) -> None:
+    assert choice.for_gather(GATHER, capabilities) is Lowering.SYMMETRIC_MEMORY
+    assert choice.for_gather(replace(GATHER, factors=(SCALED,)), capabilities) is Lowering.TORCH_FUSED
+    assert choice.for_gather(replace(GATHER, dim=-1), capabilities) is Lowering.TORCH_FUSED
+    assert choice.for_scatter(PARTIAL, -2, 2, capabilities) is Lowering.TORCH_FUSED
+
+
+def test_an_exchange_takes_no_symmetric_memory() -> None:
+    assert choice.for_exchange((4, 8), 2, EVERYTHING) is Lowering.SHARED_MEMORY
+    assert choice.for_exchange((4, 8), 2, only("symmetric_memory")) is Lowering.PLAIN
+    assert choice.for_exchange((0, 8), 2, EVERYTHING) is Lowering.PLAIN
 
 
 def test_an_all_reduce_takes_no_symmetric_memory() -> None:
@@ -53,7 +74,6 @@ def test_an_all_reduce_takes_no_symmetric_memory() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"dim": -3, "shard": torch.ones(2, 4, 8)},
         {"left": False},
         {"factors": (replace(FACTOR, bias=torch.ones(3)),)},
         {"factors": (replace(FACTOR, out_dtype=torch.bfloat16),)},
@@ -62,9 +82,8 @@ def test_an_all_reduce_takes_no_symmetric_memory() -> None:
     ],
 )
 def test_what_torch_cannot_gather_is_copied_by_us(change: dict[str, Any]) -> None:
-    made = replace(GATHER, **change)
-    expected = Lowering.TORCH_FUSED if change.get("dim") == -3 else Lowering.SYMMETRIC_MEMORY
-    assert choice.for_gather(made, EVERYTHING) is expected
+    made = replace(GATHER, dim=-1, **change)
+    assert choice.for_gather(made, EVERYTHING) is Lowering.SYMMETRIC_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -93,20 +112,7 @@ def test_a_middle_dim_is_copied_by_us() -> None:
     [
         replace(GATHER, ranks=1),
         replace(GATHER, shard=torch.ones(0, 8)),
-        replace(
-            GATHER,
-            dim=-1,
-            factors=(
-                ScaledFactor(
-                    other=torch.ones(16, 3),
-                    bias=None,
-                    out_dtype=torch.float32,
-                    scale=torch.ones(()),
-                    result_scale=None,
-                    fast_accum=False,
-                ),
-            ),
-        ),
+        replace(GATHER, dim=-1, factors=(SCALED,)),
     ],
 )
 def test_what_cannot_be_pipelined_runs_plainly(gather: Gather) -> None:

@@ -30,6 +30,10 @@ DONE_BEFORE = "counterpoint_done_before"
 Either order is the same tensor. The mark only says in which of the two the plain sequence was written.
 """
 
+TURNED = "counterpoint_turned"
+"""Key of the metadata of an operator that computes products as `right^T @ left^T`, which were computed as
+`left @ right` and then turned. Either is the same numbers; the mark says which of the two the plain sequence was."""
+
 Spelled = Sequence[Node] | Node
 
 
@@ -59,6 +63,16 @@ class Spelling:
         # Set afterwards, because sizes may be symbolic numbers here: nobody is going to run this graph.
         made.args, made.kwargs = args, kwargs
         return fake.set_value(made, fake.run_fake(made, self.mode, self.groups))
+
+    def _turned(self, name: str) -> list[Node]:
+        """The matrices of an argument with rows for columns: what has been turned is taken as it was."""
+        outers: Sequence[Node] = ops.argument(self.node, name)
+        return [
+            self._input(outer.all_input_nodes[0])
+            if outer.target is ATEN.permute.default and metadata.tensor_of(outer).dim() == 2
+            else self(ATEN.permute.default, self._input(outer), [1, 0])
+            for outer in outers
+        ]
 
     def gathered(self, shard: Node, dim: int) -> Node:
         """All ranks' parts side by side."""
@@ -120,9 +134,13 @@ class Spelling:
     def sum_of_products(self) -> Node:
         """The products of the two lists, added up in their order, and converted where that is asked for."""
         total: Node | None = None
-        for index, (left, right) in enumerate(zip(self.get("lefts"), self.get("rights"), strict=True)):
+        turned = bool(self.node.meta.get(TURNED))
+        lefts, rights = (self._turned(name) if turned else self.get(name) for name in ("lefts", "rights"))
+        for index, (left, right) in enumerate(zip(*((rights, lefts) if turned else (lefts, rights)), strict=True)):
             made = self.product(left, right, None if index else self.get("bias"), None)
             total = made if total is None else self(ATEN.add.Tensor, total, made)
+        if turned and total is not None:
+            total = self(ATEN.permute.default, total, [1, 0])
         dtype = self.get("out_dtype")
         if total is None:
             raise UndecidedError

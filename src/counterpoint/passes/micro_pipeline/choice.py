@@ -17,37 +17,47 @@ from counterpoint.ir.reason import Refusal
 from counterpoint.ir.view import GraphView
 from counterpoint.passes.micro_pipeline.products import is_matmul
 
-CHUNKS = (1, 2, 4, 8)
-"""Into how many pieces each rank's part may be cut."""
-
 
 class SplitLoss(NamedTuple):
     """By how much a matmul takes longer in parts, beside the communication that stays in sight."""
 
     of_two: float
+    """As a part of its time, in two parts."""
     a_doubling: float = 0.0
     """What every further doubling of the number of parts adds."""
+    a_piece_us: float = 0.0
 
-    def share(self, pieces: int) -> float:
-        """The part of the matmul's time that is lost."""
-        return self.of_two + self.a_doubling * max(0.0, log2(pieces / 2))
+    def of(self, compute_us: float, pieces: int) -> float:
+        """The microseconds that are lost."""
+        share = self.of_two + self.a_doubling * max(0.0, log2(pieces / 2))
+        return share * compute_us + pieces * self.a_piece_us
 
 
-SPLIT_LOSS: Mapping[str, SplitLoss] = MappingProxyType(
+class Parts(NamedTuple):
+    """What is known of matmuls in parts on a kind of device."""
+
+    chunks: tuple[int, ...]
+    """Into how many pieces each rank's part may be cut."""
+    sure: float
+    """Which part of the time must be estimated to be gained: estimates are off by as much."""
+    gathered: SplitLoss
+    """What is lost where parts are multiplied as they arrive."""
+    reduced: SplitLoss
+    """What is lost where parts are sent as they are computed, and added up."""
+
+
+PARTS: Mapping[str, Parts] = MappingProxyType(
     {
-        # One H200 under MPS, torch 2.11, torch's fused operators, of six products each: at most 0.20 with two ranks
-        # and 0.46 with four (our measurement). More ranks than that follow the same line; nobody has measured them.
-        "cuda": SplitLoss(0.2, 0.26),
+        # One H200 under MPS, torch 2.11, two and four ranks, six products each (our measurement, docs/measures). Parts
+        # that are added up lost 0.20 with two ranks and 0.46 with four at most. More than one chunk gained up to 5 %
+        # and lost up to 67 %. More ranks than four follow the same line; nobody has measured them.
+        "cuda": Parts((1,), 0.05, SplitLoss(0.1, 0.03, a_piece_us=30), SplitLoss(0.2, 0.26)),
         # One thread, torch 2.13: products of 512 to 2048 squared in four parts took 1 to 3 % longer (our measurement).
-        "cpu": SplitLoss(0.03),
+        # Processors do other things too, so their times vary more.
+        "cpu": Parts((1, 2, 4, 8), 0.1, SplitLoss(0.03), SplitLoss(0.03)),
     }
 )
-"""What parts cost, by device type."""
-
-SURE: Mapping[str, float] = MappingProxyType({"cuda": 0.1, "cpu": 0.1})
-"""Which part of the time must be gained, by device type. On the H200 what was estimated to gain less took up to 12 %
-longer in parts (our measurement): the times of matmuls and of copies beside them vary by as much. Those of processors
-that do other things too vary more, so they need no less."""
+"""By device type; others are taken for the first."""
 
 WINDOW = 128
 """How many nodes before and behind a collective are looked at for compute that could hide it. What lies further away
@@ -67,13 +77,20 @@ class Work:
     pieces: int
     """Into how many pieces the operator cuts the work with one chunk."""
     device_type: str
+    gathers: bool
+    """Parts are multiplied as they arrive; otherwise they are sent as they are computed."""
+
+    @property
+    def parts(self) -> Parts:
+        """What is known of parts on its device."""
+        return PARTS.get(self.device_type, PARTS["cuda"])
 
 
 def pipelined_us(work: Work, chunks: int) -> float:
     """The time of a pipelined operator: the longer of the two, and the other's first or last piece beside it."""
     pieces = work.pieces * chunks
-    loss = SPLIT_LOSS.get(work.device_type, SPLIT_LOSS["cuda"])
-    compute = work.compute_us * (1 + loss.share(pieces))
+    loss = work.parts.gathered if work.gathers else work.parts.reduced
+    compute = work.compute_us + loss.of(work.compute_us, pieces)
     # The pieces of one chunk travel at once; further chunks are calls of their own.
     communication = work.communication_us + (chunks - 1) * work.latency_us
     beside = min(compute, communication) / pieces
@@ -83,13 +100,13 @@ def pipelined_us(work: Work, chunks: int) -> float:
 def choose_chunks(work: Work) -> tuple[int, float]:
     """The best number of chunks, the fewest where several are as good, and the microseconds it gains."""
     apart = work.communication_us + work.compute_us
-    best = min(CHUNKS, key=lambda chunks: pipelined_us(work, chunks))
+    best = min(work.parts.chunks, key=lambda chunks: pipelined_us(work, chunks))
     return best, apart - pipelined_us(work, best)
 
 
 def refuse_small(start: Node, work: Work, gain_us: float) -> Refusal | None:
     """Why the parts would not pay; None where they do."""
-    needed_us = SURE.get(work.device_type, SURE["cuda"]) * (work.communication_us + work.compute_us)
+    needed_us = work.parts.sure * (work.communication_us + work.compute_us)
     if gain_us > needed_us:
         return None
     what = f"{work.communication_us:.0f} us of communication, {work.compute_us:.0f} us of matmul"

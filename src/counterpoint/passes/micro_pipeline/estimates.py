@@ -67,6 +67,7 @@ class Estimates:
             launch_us=self.model.start_cost_us(device),
             pieces=parts,
             device_type=device,
+            gathers=isinstance(plan, GatherPlan) or (isinstance(plan, ExchangePlan) and plan.behind),
         )
 
     def _ranks(self, start: Node) -> tuple[int, ...]:

@@ -34,6 +34,8 @@ from counterpoint.passes.micro_pipeline.axes import (
 )
 from counterpoint.passes.micro_pipeline.pieces import BYTES, SLICES, SPLITS, is_join, pieces_of
 
+ITSELF = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
+
 
 @dataclass(frozen=True)
 class Gather:
@@ -78,8 +80,17 @@ def read_ordered(start: Node) -> Gather | Refusal:
     if not shape or 0 in shape or ranks < 2:
         return Refusal("gather-form", start.name, f"shape {list(shape)} over {ranks} ranks")
     found = Gather(start, wait, sent, ranks, group, wait, side_by_side(shape, ranks), (start, wait))
-    as_bytes = sent.target is BYTES and sent.all_input_nodes[0].meta["val"].dtype is not metadata.tensor_of(sent).dtype
-    return _in_order(found, sent.all_input_nodes[0] if as_bytes else None)
+    return _in_order(found, _read_as_bytes(sent))
+
+
+def _read_as_bytes(sent: Node) -> Node | None:
+    """The tensor that is sent as another element type, detached as tracing leaves it; None for no such."""
+    while sent.target in ITSELF:
+        (sent,) = sent.all_input_nodes
+    if sent.target is not BYTES:
+        return None
+    original: Node = ops.argument(sent, "self")
+    return original if metadata.tensor_of(original).dtype is not metadata.tensor_of(sent).dtype else None
 
 
 def wait_of(start: Node) -> Node:
@@ -179,8 +190,14 @@ def _as_original(found: Gather, original: Node | None, read: bool) -> Gather | R
     if moved is None:
         return Refusal("pieces", result.name, "the ranks' parts do not stand in front")
     # The conversion of the shard to bytes goes too where nobody else uses it.
-    sent = () if found.shard is original else (found.shard,)
+    sent = _down_to(original, found.shard)
     return replace(found, shard=original, result=result, axes=moved, nodes=(*sent, *found.nodes, *extra))
+
+
+def _down_to(original: Node, node: Node) -> Iterator[Node]:
+    while node is not original:
+        yield node
+        (node,) = node.all_input_nodes
 
 
 # -- what can be done before -------------------------------------------------------------------------------------------

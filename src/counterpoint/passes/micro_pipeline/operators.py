@@ -11,6 +11,8 @@ from torch.fx import Node
 from counterpoint.ir import metadata
 from counterpoint.ir.pipelined import OPS
 from counterpoint.passes.emitting import GraphEmit
+from counterpoint.passes.micro_pipeline.axes import shape_of
+from counterpoint.passes.micro_pipeline.layout import shaped
 from counterpoint.passes.micro_pipeline.products import Product, Scales
 
 if TYPE_CHECKING:
@@ -56,11 +58,15 @@ def scatter_products(emit: GraphEmit, plan: ScatterPlan, lefts: Sequence[Node]) 
         op = OPS.matmul_reduce_scatter.default
         return emit(op, list(lefts), rights, bias, scatter.reduce_op, along, *ends, dtype)
     scales: Scales = first.scales
+    by_row = scales.left
+    if metadata.tensor_of(by_row).numel() != 1:
+        # Row scales have the rows of their operand, which are many dimensions here.
+        by_row = shaped(emit, by_row, (*shape_of(lefts[0])[:-1], 1))
     return emit(
         OPS.scaled_matmul_reduce_scatter.default,
         list(lefts),
         rights,
-        [scales.left],
+        [by_row],
         [scales.right],
         first.bias,
         scales.result,

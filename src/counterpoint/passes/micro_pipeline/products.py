@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class Product:
     bias: Node | None = None
     right_turned: bool = False
     """The right operand is given the other way around, as a layer's weight."""
+    left_turned: bool = False
     scales: Scales | None = None
     out_dtype: torch.dtype | None = None
     """The element type of the product, where it is not that of the operands."""
@@ -42,6 +43,19 @@ class Product:
     def batched(self) -> bool:
         """Whether both operands have a dimension of matrices."""
         return self.node.target is ATEN.bmm.default
+
+    def turned(self) -> Product | None:
+        """The same numbers with rows for columns, `right^T @ left^T`; None where there is more to it."""
+        plain = self.bias is None and self.scales is None
+        if not plain or any(metadata.tensor_of(operand).dim() != 2 for operand in (self.left, self.right)):
+            return None
+        return replace(
+            self,
+            left=self.right,
+            left_turned=not self.right_turned,
+            right=self.left,
+            right_turned=not self.left_turned,
+        )
 
 
 @dataclass(frozen=True)

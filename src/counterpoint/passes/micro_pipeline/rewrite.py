@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from counterpoint.ir.edit import GraphEditor, Transaction
 from counterpoint.ir.reason import Refusal
-from counterpoint.ir.verify.pipelined import DONE_BEFORE
+from counterpoint.ir.verify.pipelined import DONE_BEFORE, TURNED
 from counterpoint.passes.emitting import GraphEmit
 from counterpoint.passes.micro_pipeline.axes import RANKS, Axes, Axis, flattened, shape_of, whole
 from counterpoint.passes.micro_pipeline.exchanges import ExchangePlan, write_exchange
@@ -193,6 +193,8 @@ def _write_scatter(tx: Transaction, plan: ScatterPlan, outcome: Outcome) -> Node
     emit = GraphEmit(tx, scatter.start, plan.starts)
     lefts = [left_of(emit, scatter, product) for product in scatter.products]
     call = (reduce_products if scatter.ranks is None else scatter_products)(emit, plan, lefts)
+    if scatter.turned:
+        tx.annotate(call, **{TURNED: True})
     outcome.keep(scatter.start, scatter.wait, scattered(emit, call, scatter))
     outcome.gone += [*scatter.nodes, *(product.node for product in scatter.products)]
     return call
@@ -201,11 +203,12 @@ def _write_scatter(tx: Transaction, plan: ScatterPlan, outcome: Outcome) -> Node
 def left_of(emit: GraphEmit, scatter: Scatter, product: Product) -> Node:
     """A left operand, its rows in the dimensions of which one is scattered."""
     form = scatter.form
+    left = emit(ATEN.permute.default, product.left, [1, 0]) if product.left_turned else product.left
     if form is None:
-        return product.left
+        return left
     last = len(form.dims) - 1
     rows = form.sizes(scatter.ranks or 1 if form.along != last else 1)[:-1]
-    return shaped(emit, product.left, (*rows, shape_of(product.left)[-1]))
+    return shaped(emit, left, (*rows, shape_of(left)[-1]))
 
 
 def scattered(emit: GraphEmit, part: Node, scatter: Scatter) -> Node:

@@ -56,7 +56,9 @@ class Scatter:
     columns: Group
     """The axes of the products' last dimension, in a rank's part."""
     axes: Axes
-    """Of the products as they are, in terms of a rank's result."""
+    """Of the products, in terms of a rank's result."""
+    turned: bool
+    """The products have rows for columns, as what is sent does."""
     out_dtype: torch.dtype | None
     """What the products are converted to before they are sent."""
     nodes: tuple[Node, ...]
@@ -224,30 +226,62 @@ def _read_products(
     refusal = _refuse_together(products)
     if refusal is not None:
         return refusal
-    form = None
-    if summed is not None:
-        form = _summed_form(summed, first.axes)
-    elif ranks is not None:
-        form = _left_form(first.axes, products[0])
-    if form is None and (ranks is not None or summed is not None):
-        return Refusal("scattered-product", first.value.name, "the parts for the ranks are interleaved in it")
-    rows = first.axes[:-1] if form is None else form.dims[:-1]
-    columns = tuple(axis for axis in first.axes[-1] if not axis.is_ranks)
-    if not stands((*rows, columns)):
-        return Refusal("scattered-product", first.value.name, "its dimensions are turned before they are sent")
+    laid = _laid(products, first.axes, ranks, summed)
+    if isinstance(laid, Refusal):
+        laid = _laid_turned(products, first.axes, ranks, summed) or laid
+    if isinstance(laid, Refusal):
+        return laid
     return Scatter(
         start=start,
         wait=wait,
         group=ops.argument(start, "group_name"),
         reduce_op=reduce_op,
         ranks=ranks,
-        products=tuple(products),
-        form=form,
-        columns=columns,
-        axes=first.axes,
+        products=laid.products,
+        form=laid.form,
+        columns=laid.columns,
+        axes=laid.axes,
+        turned=laid.turned,
         out_dtype=metadata.tensor_of(first.cast).dtype if first.cast is not None else products[0].out_dtype,
         nodes=(start, wait, *dict.fromkeys(node for term in sums for node in term.nodes)),
     )
+
+
+class _Laid(NamedTuple):
+    """Products, and how they stand in what is sent."""
+
+    products: tuple[Product, ...]
+    axes: Axes
+    form: Form | None
+    columns: Group
+    turned: bool = False
+
+
+def _laid(products: Sequence[Product], axes: Axes, ranks: int | None, summed: Axes | None) -> _Laid | Refusal:
+    form, name = None, products[0].node.name
+    if summed is not None:
+        form = _summed_form(summed, axes)
+    elif ranks is not None:
+        form = _left_form(axes, products[0])
+    if form is None and (ranks is not None or summed is not None):
+        return Refusal("scattered-product", name, "the parts for the ranks are interleaved in it")
+    rows = axes[:-1] if form is None else form.dims[:-1]
+    columns = tuple(axis for axis in axes[-1] if not axis.is_ranks)
+    if not stands((*rows, columns)):
+        return Refusal("scattered-product", name, "its dimensions are turned before they are sent")
+    return _Laid(tuple(products), axes, form, columns)
+
+
+def _laid_turned(products: Sequence[Product], axes: Axes, ranks: int | None, summed: Axes | None) -> _Laid | None:
+    """The same for products that are turned before they are sent, as gradients of weights are; sums as a whole."""
+    turned = [product.turned() for product in products]
+    if None in turned or summed not in (None, axes):
+        return None
+    around: Axes = tuple(reversed(axes))
+    laid = _laid([p for p in turned if p is not None], around, ranks, None if summed is None else around)
+    if isinstance(laid, Refusal) or (laid.form is not None and len(laid.form.dims) != 2):
+        return None
+    return laid._replace(turned=True)
 
 
 def _refuse_together(products: Sequence[Product]) -> Refusal | None:

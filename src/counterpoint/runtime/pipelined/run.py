@@ -56,6 +56,8 @@ def matmul_all_reduce(partial: Partial, reduce_op: str, chunks: int, group: dist
 def exchange_matmul(tensor: Tensor, part: Gather, group: dist.ProcessGroup, operator: str) -> list[Tensor]:
     """The products of what is received, and what is received where it is kept."""
     lowering = choice.for_exchange(tensor.shape, group.size(), PROBES.of(group, tensor.device))
+    if lowering is Lowering.SHARED_MEMORY:
+        return shared.exchange_matmul(tensor, part, workspace_of(group))
     if lowering is Lowering.MESSAGES:
         return point_to_point.exchange_matmul(tensor, part, group, operator)
     return plain.exchange_matmul(tensor, part, group)
@@ -64,6 +66,8 @@ def exchange_matmul(tensor: Tensor, part: Gather, group: dist.ProcessGroup, oper
 def matmul_exchange(partial: Partial, chunks: int, group: dist.ProcessGroup, operator: str) -> Tensor:
     """This rank's parts of all ranks' sums."""
     lowering = choice.for_exchange(partial.shape, group.size(), PROBES.of(group, partial.device))
+    if lowering is Lowering.SHARED_MEMORY:
+        return shared.matmul_exchange(partial, workspace_of(group))
     if lowering is Lowering.MESSAGES:
         return point_to_point.matmul_exchange(partial, chunks, group, operator)
     return plain.exchange_tensor(partial.all(), group)

@@ -16,14 +16,28 @@ from counterpoint.runtime.shared_memory import Workspace
 
 def gather_matmul(gather: Gather, workspace: Workspace) -> list[Tensor]:
     """The products, and the gathered operand where it is kept."""
-    shard, dim, extent = gather.shard, gather.dim, gather.extent
+    return _multiply_lent(
+        gather, gather.shard, (0, gather.shard.shape[0]), _gathered_scale(gather, workspace), workspace
+    )
+
+
+def exchange_matmul(tensor: Tensor, part: Gather, workspace: Workspace) -> list[Tensor]:
+    """The same where every rank lends another part to each; `part` is as large as one of them."""
+    return _multiply_lent(part, tensor, (workspace.rank * part.extent, part.extent), None, workspace)
+
+
+def _multiply_lent(
+    gather: Gather, lent: Tensor, rows: tuple[int, int], scale: Tensor | None, workspace: Workspace
+) -> list[Tensor]:
+    """Lend a tensor to all, multiply one's own rows of it, then every other's."""
+    dim, extent = gather.dim, gather.extent
     gathered = gather.gathered() if gather.keep else None
-    products = Products(gather, _gathered_scale(gather, workspace))
-    with workspace.borrow(shard.shape, shard.dtype) as loan:
-        loan.mine.copy_(shard)
+    products = Products(gather, scale)
+    with workspace.borrow(lent.shape, lent.dtype) as loan:
+        loan.mine.copy_(lent)
         loan.publish()
         for rank in (workspace.rank, *loan.others()):
-            piece = loan.of(rank)
+            piece = loan.of(rank).narrow(0, *rows)
             products.add(piece, rank * extent)
             if gathered is not None:
                 gathered.narrow(dim, rank * extent, extent).copy_(piece)
@@ -55,6 +69,21 @@ def matmul_scatter(partial: Partial, dim: int, reduce_op: str, workspace: Worksp
             peer = (rank - distance) % ranks
             total.add_(loan.of(peer, distance - 1)[distance - 1])
     return (total.div_(ranks) if reduce_op == "avg" else total).to(own.dtype)
+
+
+def matmul_exchange(partial: Partial, workspace: Workspace) -> Tensor:
+    """What every rank computes for this one: parts for the others first, each lent as soon as it is there."""
+    rank, ranks, out = workspace.rank, workspace.size, partial.room()
+    extent, dim = out.shape[0] // ranks, -out.dim()
+    with workspace.borrow((ranks - 1, extent, *out.shape[1:]), out.dtype, parts=ranks - 1) as loan:
+        for distance in range(1, ranks):
+            partial.part_into(loan.mine[distance - 1], dim, (rank + distance) % ranks * extent, extent)
+            loan.publish()
+        partial.part_into(out.narrow(0, rank * extent, extent), dim, rank * extent, extent)
+        for distance in range(1, ranks):
+            peer = (rank - distance) % ranks
+            out.narrow(0, peer * extent, extent).copy_(loan.of(peer, distance - 1)[distance - 1])
+    return out
 
 
 def matmul_all_reduce(partial: Partial, reduce_op: str, workspace: Workspace) -> Tensor:
