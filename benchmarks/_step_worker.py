@@ -21,8 +21,10 @@ from torch._inductor.utils import fresh_cache
 from torch.profiler import ProfilerActivity, profile
 
 import counterpoint
+from counterpoint.passes.ledger import VerdictKind
 
 WARM_STEPS = 2
+COLLECTIVE_EVENTS = ("gloo:", "counterpoint::shm_")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Row:
     first_cpu_s: float
     """Processor time of the first step, compilers included."""
     calls: int
-    """Collectives on the wire in one step."""
+    """Collectives in one step: of the process group, and in memory that the ranks share."""
     packed_mb: float | None
     """Payload that shares a collective; None where that is not known."""
     peak_mb: float
@@ -149,10 +151,12 @@ def _timed(trainer: Trainer, steps: int, losses: list[float]) -> float:
 
 
 def _profiled(trainer: Trainer, losses: list[float]) -> tuple[int, float]:
-    """Collectives on the wire, and the most memory beyond what the step began with."""
+    """Collectives, and the most memory beyond what the step began with."""
+    # What the compilers left behind would be freed during the step, and hide what it takes.
+    gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         losses.append(float(trainer.step()))
-    calls = sum(event.name.startswith("gloo:") for event in prof.events())
+    calls = sum(event.name.startswith(COLLECTIVE_EVENTS) for event in prof.events())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         prof.export_chrome_trace(str(path))
@@ -164,7 +168,9 @@ def _profiled(trainer: Trainer, losses: list[float]) -> tuple[int, float]:
 def _packed_mb() -> float:
     """Bytes of the collectives that share one, by our ledger."""
     entries = [entry for record in counterpoint.reports() for ledger in record.ledgers for entry in ledger]
-    return sum(entry.facts.nbytes or 0 for entry in entries if str(entry.verdict).startswith("bucketed")) / 1e6
+    merged = {VerdictKind.BUCKETED, VerdictKind.FUSED}
+    packed = (entry for entry in entries if any(said.kind in merged for said in entry.history))
+    return sum(entry.facts.nbytes or 0 for entry in packed) / 1e6
 
 
 if __name__ == "__main__":
