@@ -25,8 +25,8 @@ from counterpoint.runtime.shared_memory.library import OPERATIONS, TYPES, Fault,
 from counterpoint.runtime.shared_memory.loan import Loan, Loans
 from counterpoint.runtime.shared_memory.segment import Segment
 
-SLOT_BYTES = 1024 * 1024
-"""What goes through the memory at once; see benchmarks/bench_shared_memory.py."""
+SLOT_BYTES = 256 * 1024
+"""What goes through the memory at once: little enough that all slots stay in a cache, enough to forget the waiting."""
 
 
 class Workspace:
