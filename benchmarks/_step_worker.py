@@ -42,6 +42,8 @@ class Job:
     steps: int
     """In a row, each round."""
     calibrate: bool
+    one_host: bool
+    """Whether ranks may use the memory that they share."""
 
 
 @dataclass
@@ -99,14 +101,16 @@ def measure(job: Job) -> list[Row]:
 
 
 def _chosen(job: Job) -> Sequence[Mode]:
+    wanted = [mode for mode in MODES if not job.modes or any(part in f"{mode.way}: {mode.name}" for part in job.modes)]
     extra = [
         replace(mode, name=f"ours, {passes}", options={"passes": passes})
-        for mode in MODES
+        for mode in wanted
         for passes in job.passes
         if mode.name == "ours"
     ]
-    wanted = [mode for mode in MODES if not job.modes or any(part in f"{mode.way}: {mode.name}" for part in job.modes)]
-    return sorted([*wanted, *extra], key=lambda mode: mode.way, reverse=False)
+    allowed = {} if job.one_host else {"lower": False}
+    chosen = [replace(mode, options={**mode.options, **allowed}) if mode.ours else mode for mode in [*wanted, *extra]]
+    return sorted(chosen, key=lambda mode: mode.way)
 
 
 def _prepared(mode: Mode, job: Job) -> tuple[Trainer, Row]:

@@ -41,6 +41,7 @@ CODE: Mapping[str, Way] = {
     "inductor": ("inductor", {}),
     "ours, gloo": ("counterpoint", {"passes": ""}),
     "ours, lowered": ("counterpoint", {"passes": "lower-collectives"}),
+    "ours, default": ("counterpoint", {}),
 }
 """Of generated code: our lowerings alone, and the pass alone."""
 

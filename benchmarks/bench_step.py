@@ -1,9 +1,10 @@
 """Step time of data-parallel training on two gloo processes: torch's ways, inductor's passes, and ours, in one run.
 
-python benchmarks/bench_step.py [--quick] [--network loopback] [--workload small] [--mode ours] [--passes PIPELINE]
+python benchmarks/bench_step.py [--quick] [--network loopback] [--workload small] [--mode ours] [--caps 1 25 1000]
 
 All modes stay alive and take a few steps in turn, round after round, so that whatever else the machine does meets them
-alike. Processes are pinned to no core. 1gbit is two network namespaces joined by a shaped link, and needs root.
+alike. Processes are pinned to no core. 1gbit is two network namespaces joined by a shaped link, and needs root. They
+stand for two hosts, so ours may not use the memory that they share there (`lower=False`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from _bench import print_table  # noqa: E402
 
+from counterpoint.passes.pipeline import DEFAULT_PIPELINE  # noqa: E402
 from tests.support.netns import missing, shaped_link  # noqa: E402
 
 NETWORKS = {"loopback": None, "1gbit": 1.0}
@@ -80,6 +82,11 @@ def table(rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
             ]
 
 
+def capped(cap_mb: float) -> str:
+    """Our default pipeline with buckets of one size everywhere."""
+    return DEFAULT_PIPELINE.replace("=custom}", f"=custom cap-mb={cap_mb:g}}}")
+
+
 def _ratio(row: dict[str, Any], other: dict[str, Any]) -> float:
     """How much longer a step takes: the median over rounds, each against the other mode in the same round."""
     return statistics.median(a / b for a, b in zip(row["step_ms"], other["step_ms"], strict=True))
@@ -98,6 +105,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
     parser.add_argument("--mode", action="append", default=[], help="part of `way: name`; may be given several times")
     parser.add_argument("--passes", action="append", default=[], help="another pipeline of ours to compare")
+    parser.add_argument("--caps", type=float, nargs="+", default=[], help="fixed sizes of buckets to compare, in MB")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--no-calibration", action="store_true", help="size buckets by the typical link")
     asked = parser.parse_args()
@@ -113,7 +121,8 @@ def main() -> None:
             job = {
                 "workload": workload,
                 "modes": asked.mode,
-                "passes": asked.passes,
+                "passes": [*asked.passes, *(capped(cap) for cap in asked.caps)],
+                "one_host": NETWORKS[network] is None,
                 "rounds": asked.rounds or (5 if asked.quick else 15),
                 "steps": 4 if NETWORKS[network] is None else 2,
                 "calibrate": not asked.no_calibration,
