@@ -165,6 +165,46 @@ def test_a_program_on_two_hosts(ranks: RanksByWorldSize) -> None:
 # -- finding out ------------------------------------------------------------------------------------------------------
 
 
+class Summed(torch.autograd.Function):
+    """The sum over the ranks, with a gradient, so that a graph with it is one of training."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        summed: Tensor = wait(C10D.all_reduce(x, "sum", dist.group.WORLD.group_name))
+        return summed
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        summed: Tensor = wait(C10D.all_reduce(gradient.contiguous(), "sum", dist.group.WORLD.group_name))
+        return summed
+
+
+def job_uneven(passes: str) -> list[str]:
+    """A program whose first and last pointwise work is of one size on rank 0 alone, where inductor makes it one kernel.
+
+    That kernel needs the second sum and stands where the first pointwise work does: before the first sum.
+    """
+    rows = ROWS if dist.get_rank() == 0 else ROWS - 3
+
+    def program(x: Tensor, y: Tensor, w: Tensor) -> list[Tensor]:
+        product = torch.relu(x[:rows]) @ w
+        first = torch.relu(Summed.apply(x @ w)) @ w
+        second = Summed.apply(y @ w) + x
+        return [product, first, second]
+
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    x, y, w = (torch.randint(-2, 3, (ROWS, ROWS), generator=generator).float() for _ in range(3))
+    w.requires_grad_()
+    expected = program(x, y, w)
+    results = torch.compile(program, backend="counterpoint", options={"passes": passes})(x, y, w)
+    return [f"value {i}" for i, pair in enumerate(zip(expected, results, strict=True)) if not torch.equal(*pair)]
+
+
+@pytest.mark.cxx
+def test_ranks_with_uneven_sizes_keep_one_order(ranks: RanksByWorldSize) -> None:
+    assert ranks(2).run(job_uneven, "lower-collectives", reset_compiler=True) == [[], []]
+
+
 def job_assemble(topic: str, patience_s: float | None) -> bool | None:
     if patience_s is None:
         return None

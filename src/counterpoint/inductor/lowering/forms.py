@@ -109,6 +109,14 @@ def lower_without_result(call: Call) -> Any:
     return call.values[call.spec.payload[0]]
 
 
+def lower_as_called(call: Call) -> Any:
+    """An operator that reads its inputs where they lie and makes a result, as inductor takes any operator to do."""
+    args, kwargs = call.arguments()
+    # Strides of results follow from those of inputs, which therefore stay as they were traced.
+    args, kwargs = lowering.constrain_to_fx_strides(V.graph.current_node, *args, **kwargs)
+    return lowering.fallback_handler(call.overload, add_to_fallback_set=False)(*args, **kwargs)
+
+
 def lower_out(call: Call) -> Any:
     """A collective into a buffer that the caller gives."""
     call = call.prepared(contiguous)

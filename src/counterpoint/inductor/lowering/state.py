@@ -27,6 +27,8 @@ class LoweringState:
     """Buffers whose wait has nothing left to wait for."""
     flights: dict[str, tuple[ir.IRNode, ...]] = field(default_factory=dict)
     """For each buffer that is being received into: what is sent meanwhile, and must stay as it is until the wait."""
+    last: frozenset[str] = frozenset()
+    """Buffers that the last communicating kernel writes."""
 
 
 def state_of(graph: GraphLowering) -> LoweringState:
@@ -50,6 +52,20 @@ def _communicates(node: Node) -> bool:
 def is_ours(graph: Any) -> bool:
     """Whether the graph that is being lowered is one of ours."""
     return isinstance(graph, GraphLowering) and OURS in getattr(graph.module, "meta", {})
+
+
+def keep_order(graph: GraphLowering, made: Iterable[ir.Operation]) -> None:
+    """Let the communicating kernels among these operations, made for one call, run behind those of the call before.
+
+    Inductor keeps the order of the collectives that it knows. Other operators move when kernels are fused around them,
+    which depends on sizes: ranks with uneven shards would then wait for each other in different collectives.
+    """
+    state = state_of(graph)
+    for operation in made:
+        # The others copy what is sent, or stand for one of several results.
+        if isinstance(operation, ir.FallbackKernel):
+            graph.additional_buffer_deps[operation.get_operation_name()].update(state.last)
+            state.last = frozenset(out.get_name() for out in operation.get_outputs())
 
 
 def keep_in_flight(graph: GraphLowering, results: Iterable[ir.IRNode], sent: Iterable[ir.IRNode]) -> None:

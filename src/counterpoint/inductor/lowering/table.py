@@ -6,10 +6,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch._inductor.virtualized import V
+
 from counterpoint._torch import OpOverload
 from counterpoint.errors import GraphError
 from counterpoint.inductor.lowering import forms
 from counterpoint.inductor.lowering.forms import LOWER, Call, Lower
+from counterpoint.inductor.lowering.state import keep_order
 from counterpoint.inductor.lowering.symmetric import IN_BUFFERS, lower_symmetric
 from counterpoint.ir import ops
 from counterpoint.ir.ops import Kind, OpSpec
@@ -34,8 +37,10 @@ def lowering_of(spec: OpSpec) -> Lower | None:
         return lower_symmetric
     if spec.name.startswith("_c10d_functional::") or spec.name in BESIDE:
         return BY_KIND.get(spec.kind) or LOWER[spec.form]
-    # Our functional operators read their input where it lies and make a result, as inductor takes any operator to do.
-    return forms.lower_without_result if spec.name in VOID else None
+    if spec.name in VOID:
+        return forms.lower_without_result
+    # Those that other libraries bring are left to inductor.
+    return forms.lower_as_called if spec.name.startswith(("counterpoint::", "symm_mem::")) else None
 
 
 def comm_lowerings() -> dict[OpOverload, Registered]:
@@ -68,6 +73,10 @@ def _overload(spec: OpSpec) -> OpOverload | None:
 
 def _registered(spec: OpSpec, overload: OpOverload, lower: Lower) -> Registered:
     def lowered(*args: Any, **kwargs: Any) -> Any:
-        return lower(Call.of(spec, overload, args, kwargs))
+        before = len(V.graph.operations)
+        result = lower(Call.of(spec, overload, args, kwargs))
+        if spec.kind is not Kind.WAIT:
+            keep_order(V.graph, V.graph.operations[before:])
+        return result
 
     return lowered
