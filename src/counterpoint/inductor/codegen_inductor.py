@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from counterpoint.inductor.account import Account, in_compiled_autograd
 from counterpoint.inductor.agreement import first_call
 from counterpoint.inductor.capabilities import ASSEMBLIES
-from counterpoint.inductor.fences import values_now
+from counterpoint.inductor.fences import for_flights, values_now
 from counterpoint.inductor.graph_pass import CounterpointPass, user_passes
 from counterpoint.inductor.groups import collectives, graph_modules, layout, live_groups
 from counterpoint.inductor.guard import PassRun, run_guarded
@@ -85,7 +85,7 @@ class GraphCompiler:
         groups = live_groups(starts)
         before = user_passes(self.user_pass)
         found = ASSEMBLIES.table(self.plan, groups, starts)
-        ours = CounterpointPass(self.plan, before, groups, layout(groups), role, found)
+        ours = CounterpointPass(self.plan, before, groups, layout(groups), role, found, for_flights(self.unfenced))
         idle = not starts and not before
         forget_mesh_hashes(example_inputs)
         claim(gm)

@@ -25,6 +25,8 @@ class Fence:
     reason: str
     watched: bool = True
     """Whether a record names it when it is on."""
+    for_flights: bool = False
+    """Whether it only protects what runs between a start and its wait."""
 
     def stands(self, provided: Collection[str]) -> bool:
         """Whether it stands in a pipeline that provides these."""
@@ -72,6 +74,7 @@ FENCES: tuple[Fence, ...] = (
         "it sorts generated calls anew: the wait of a reduce-scatter comes directly behind its start, because that "
         "frees what is sent, and a gather starts only where it is needed, so nothing is hidden behind anything",
         watched=False,
+        for_flights=True,
     ),
     Fence(
         "bucket_all_gathers_fx",
@@ -99,6 +102,11 @@ def fence_patches(provided: Collection[str], chosen: Mapping[str, Any]) -> dict[
         for fence in FENCES
         if fence.stands(provided) and fence.key not in chosen and has_setting(fence.key)
     }
+
+
+def for_flights(before: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Of these settings, as they were before: the fences for what runs between a start and its wait, and without."""
+    return {f.key: (f.value, before[f.key]) for f in FENCES if f.for_flights and f.key in before}
 
 
 def torch_passes_on(patches: Mapping[str, Any]) -> tuple[str, ...]:

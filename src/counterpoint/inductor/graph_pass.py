@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from torch._inductor import config as inductor_config
 from torch._inductor import custom_graph_pass
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from counterpoint.cost.capabilities import CapabilityTable
 from counterpoint.inductor.guard import PassRun, run_guarded
 from counterpoint.inductor.plan import Plan
+from counterpoint.ir import ops
 from counterpoint.ir.groups import GroupTable
+from counterpoint.ir.ops import Kind
 
 # From 2.12; before, no pass was told whether the graph is for inference.
 _INFERENCE_AWARE: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
@@ -25,6 +29,12 @@ def user_passes(configured: Any) -> tuple[UserPass, ...]:
     if configured is None:
         return ()
     return tuple(configured) if isinstance(configured, (list, tuple)) else (configured,)
+
+
+def _in_flight(node: Node) -> bool:
+    """Whether the node starts something that must be waited for, or waits for it."""
+    spec = ops.spec_of(node.target) if node.op == "call_function" else None
+    return spec is not None and (spec.waits or spec.kind is Kind.WAIT)
 
 
 class CounterpointPass(custom_graph_pass.CustomGraphPass):
@@ -41,12 +51,16 @@ class CounterpointPass(custom_graph_pass.CustomGraphPass):
         layout: str = "",
         role: str = "graph",
         capabilities: CapabilityTable | None = None,
+        for_flights: Mapping[str, tuple[Any, Any]] = MappingProxyType({}),
     ) -> None:
         self.plan = plan
         self.before = before
         self.groups = groups if groups is not None else GroupTable()
         self.layout = layout
         self.capabilities = capabilities if capabilities is not None else CapabilityTable()
+        self.for_flights = for_flights
+        """Settings of inductor for the rest of the compile: where something is in flight, and where nothing is."""
+        self.flies = False
         self.run = PassRun(role)
 
     def __call__(self, graph: Graph) -> None:
@@ -55,6 +69,11 @@ class CounterpointPass(custom_graph_pass.CustomGraphPass):
                 theirs = functools.partial(theirs, is_inference=self.run.name == "inference")
             theirs(graph)
         run_guarded(graph, self.plan, self.groups, self.run, self.capabilities)
+        # Called for every graph that a graph calls too: once one of them has something in flight, all keep the fences.
+        self.flies = self.flies or any(_in_flight(node) for node in graph.nodes)
+        for key, (fenced, free) in self.for_flights.items():
+            # The setting is patched for this compile only: what it was comes back behind it.
+            setattr(inductor_config, key, fenced if self.flies else free)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CounterpointPass:
         # Torch copies settings freely; a copy would leave its report where nobody looks.

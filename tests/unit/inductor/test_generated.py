@@ -157,6 +157,32 @@ def test_what_ranks_can_do_is_part_of_the_key() -> None:
     assert len(keys) == 4
 
 
+def traced(function: Any) -> torch.fx.Graph:
+    return torch.fx.symbolic_trace(function).graph
+
+
+def test_what_protects_flights_stands_only_where_something_flies() -> None:
+    name = dist.group.WORLD.group_name
+    c10d = torch.ops._c10d_functional
+    flies = traced(lambda x: c10d.wait_tensor.default(c10d.all_reduce.default(x, "sum", name)))
+    starts = traced(lambda x: c10d.all_reduce.default(x, "sum", name))
+    complete = traced(lambda x: torch.ops.counterpoint.shm_all_reduce.default(x, "sum", name))
+    plan = make_plan(read_request({"passes": ""}, None), [])
+    with inductor_config.patch(reorder_for_peak_memory=False):
+
+        def allowed_behind(*graphs: torch.fx.Graph) -> bool:
+            ours = CounterpointPass(plan, (), for_flights={"reorder_for_peak_memory": (False, True)})
+            for graph in graphs:
+                ours(graph)
+            return inductor_config.reorder_for_peak_memory
+
+        assert allowed_behind(complete)
+        assert not allowed_behind(flies)
+        assert not allowed_behind(starts)
+        # One compile, and a graph that another one calls.
+        assert not allowed_behind(flies, complete)
+
+
 def test_a_graph_without_collectives_shares_its_cache_entry_with_plain_inductor() -> None:
     compile_once(local, backend="inductor")
     record = compile_once(local)
