@@ -79,6 +79,8 @@ def price_of(model: CostModel) -> Price:
             network_us=model.collective_us(joined.kind, joined.nbytes, joined.ranks, device_type=joined.device_type),
             launch_us=joined.launch_us + processor.memory_us(2 * sent),
             land_us=joined.land_us + (processor.memory_us(2 * joined.nbytes) if sorts else 0.0),
+            # What is received is there twice while it is taken apart.
+            held_bytes=2 * joined.held_bytes if joined.grows else joined.held_bytes,
         )
 
     return price
