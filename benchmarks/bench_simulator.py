@@ -24,7 +24,7 @@ from counterpoint.sim.simulator import simulate
 
 GROUPS = GroupTable({"dp": tuple(range(8)), "tp": tuple(range(8))})
 MODEL = CostModel(topology=topology("h200x8-ib400"))
-NODES = (1000, 3000, 10_000, 36_000)
+NODES = (1000, 10_000, 50_000)
 QUICK_NODES = (1000, 3000)
 NODES_A_COLLECTIVE = 5
 

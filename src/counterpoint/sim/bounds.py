@@ -136,7 +136,7 @@ class _Region:
                 gate, gate_us = (self.gate[before], self.gate_us[before]) if network_us is None else (before, end_us)
                 if gate_us > self.gate_us[k]:
                     self.gate[k], self.gate_us[k] = gate, gate_us
-            if k in self.closes or k == order[-1]:
+            if self.gate[k] >= 0 and (k in self.closes or k == order[-1]):
                 self.head[k] = max(self.head[k], self.gate_us[k] + self._between_us(k))
         return self.head
 
