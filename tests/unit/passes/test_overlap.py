@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,18 +22,23 @@ from counterpoint.ir import ops
 from counterpoint.ir.build import GraphBuilder
 from counterpoint.ir.samples import sample_inputs
 from counterpoint.ir.text import print_graph
+from counterpoint.ir.view import GraphView
 from counterpoint.options import CompileOptions
 from counterpoint.passes.ledger import VerdictKind
 from counterpoint.passes.overlap import MB, ScheduleOverlap
+from counterpoint.passes.overlapping.placing import as_it_is, choose_order, place, with_room
 from counterpoint.passes.overlapping.replay import graph_identity
 from counterpoint.passes.overlapping.written import parse_plans
 from counterpoint.passes.pipeline import Pipeline, run_pipeline
 from counterpoint.passes.report import PassStatus, PipelineReport
+from counterpoint.schedule.engine import Policy, run
+from counterpoint.schedule.reading import read_problem
 from tests.unit.schedule.test_memory import Tracked
 
 ATEN = torch.ops.aten
 MODEL = CostModel(latency_us=50.0, bandwidth_gbps=1.0)
 OPTIONS = CompileOptions(verify="full", on_error="raise")
+PLENTY = Policy(in_flight_bytes=10**9)
 
 
 def sharded(layers: int = 4, size: int = 16) -> tuple[GraphModule, GraphBuilder]:
@@ -209,6 +215,22 @@ def test_real_storages_stay_under_the_cap(extra: int) -> None:
     before = max(Tracked(copy.deepcopy(gm), inputs).alive())
     scheduled(gm, b, f"schedule-overlap{{bucket=false max-extra-mb={extra / MB!r}}}")
     assert max(Tracked(gm, inputs).alive()) <= before + extra
+
+
+@pytest.mark.parametrize("part", [0.1, 0.4, 0.8])
+def test_as_much_is_under_way_as_the_bound_allows(part: float) -> None:
+    gm, b = sharded(layers=8)
+    reading = read_problem(GraphView.of(gm), MODEL, b.groups)
+    stands, free = as_it_is(reading), place(reading, run(reading.problem, PLENTY))
+    limit = stands.peak_bytes + int(part * (free.peak_bytes - stands.peak_bytes))
+    policy = replace(PLENTY, in_flight_bytes=free.peak_bytes)
+    _, placed = choose_order(with_room(reading, limit), policy, limit)
+    assert placed.peak_bytes <= limit < free.peak_bytes
+    halved = [
+        place(reading, run(reading.problem, replace(policy, in_flight_bytes=policy.in_flight_bytes >> k)))
+        for k in range(9)
+    ]
+    assert placed.played.step_us <= min(one.played.step_us for one in halved if one.peak_bytes <= limit) * 1.002
 
 
 EVERY = {
