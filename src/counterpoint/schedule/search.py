@@ -20,6 +20,8 @@ Buckets = tuple[tuple[int, ...], ...]
 
 GAIN = 0.001
 """A candidate must shorten the step by this part. Smaller gains are within what costs are wrong by."""
+LOOKS = 3
+"""How many changes of boundaries are looked at for each that may be played."""
 SIMPLER = 0.0005
 """Of candidates that differ by less than this part, the one with fewer transfers is taken."""
 
@@ -129,11 +131,14 @@ class Search:
     def boundaries(self) -> None:
         """Split, join and shift neighbouring buckets, beginning with the largest ones, until nothing helps."""
         improved = True
+        # What comes to nothing, since one member needs another, costs no play, but takes its time too.
+        looks_left = LOOKS * self.plays_left
         while improved and self.plays_left > 0:
             improved = False
             for number in sorted(self.chosen):
-                for candidate in list(_neighbours(self.chosen[number])):
-                    if self.plays_left <= 0:
+                for candidate in _neighbours(self.chosen[number]):
+                    looks_left -= 1
+                    if self.plays_left <= 0 or looks_left <= 0:
                         return
                     if self._try({number: candidate}):
                         improved = True
