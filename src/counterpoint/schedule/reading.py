@@ -103,7 +103,7 @@ class _Reader:
         for k, item in enumerate(self.work):
             if self.roles[k] is Role.WAIT and item.waits_for is not None:
                 waits[self.number[self.index[item.waits_for]]].append(k)
-        self._walk(len(steps))
+        self._walk()
         transfers = tuple(self._transfer(k) for k in self.number)
         problem = Problem(tuple(self.step_us), transfers, step_needs=tuple(self.step_needs))
         return Reading(
@@ -129,7 +129,7 @@ class _Reader:
             if behind and known and max(behind) < LATE_DEPTH:
                 self.roles[k], depth[k] = Role.LATE, max(behind) + 1
 
-    def _walk(self, steps: int) -> None:
+    def _walk(self) -> None:
         """What each node must come after: so many steps, and the end of which transfers; and who uses what first."""
         self.after = [0] * len(self.work)
         self.ended: list[frozenset[int]] = [frozenset()] * len(self.work)
