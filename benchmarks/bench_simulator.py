@@ -1,6 +1,6 @@
 """How long simulating a step takes, from reading the graph to the finished timeline with its bounds.
 
-    python benchmarks/bench_simulator.py [--quick]
+    python benchmarks/bench_simulator.py [--quick] [--only "fsdp backward" ...]
 
 Processor seconds, by number of nodes; linear growth has exponent 1. The columns in the middle say where the time goes.
 """
@@ -35,9 +35,11 @@ def bound(graph: Graph) -> float:
     return bounds_of(work, hazards.order_edges(graph.nodes)).step_us
 
 
-def rows(sizes: tuple[int, ...], repeats: int) -> Iterator[list[Any]]:
+def rows(sizes: tuple[int, ...], repeats: int, only: list[str]) -> Iterator[list[Any]]:
     """One row a graph and size."""
     for name, make in SHAPES.items():
+        if only and name not in only:
+            continue
         nodes: list[int] = []
         seconds: list[float] = []
         for size in sizes:
@@ -57,9 +59,11 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small graphs only")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", nargs="+", default=[], choices=list(SHAPES), help="these graphs alone")
+    asked = parser.parse_args()
+    sizes, repeats = (QUICK_NODES, 1) if asked.quick else (NODES, 3)
     columns = ["graph", "nodes", "collectives", "simulate s", "exponent", "sharing s", "work + bounds s", "MiB held"]
-    print_table("simulator: processor seconds", columns, rows(QUICK_NODES if quick else NODES, 1 if quick else 3))
+    print_table("simulator: processor seconds", columns, rows(sizes, repeats, asked.only))
 
 
 if __name__ == "__main__":
