@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +27,6 @@ from counterpoint.ir.collective import Collective, read_collective
 from counterpoint.ir.groups import GroupTable
 from counterpoint.ir.ops import Kind, is_collective
 from counterpoint.runtime.tunnel import Tunnel
-from counterpoint.runtime.tunnel.channels import DeviceChannel, HostChannel
 from counterpoint.sim.bounds import bounds_of
 from counterpoint.sim.least import least_work
 
@@ -100,27 +97,6 @@ class Network:
                 times = (self.collective_us(kind, size, layout, device_type=device_type) for size in (1.0, FAR_BYTES))
                 curves[kind, layout] = tuple(zip((1.0, FAR_BYTES), times, strict=True))
         return replace(operators, collectives=curves, origin="wind tunnel")
-
-
-class Nothing:
-    """A collective that has nothing to do."""
-
-    def wait(self) -> float:
-        """Nobody stands waiting."""
-        return 0.0
-
-    def done(self) -> bool:
-        """From the beginning."""
-        return True
-
-
-@contextmanager
-def without_network() -> Iterator[None]:
-    """Collectives are called and do nothing; what they would bring is whatever lies there."""
-    with ExitStack() as undo:
-        for kind in (HostChannel, DeviceChannel):
-            undo.enter_context(mock.patch.object(kind, "launch", return_value=Nothing()))
-        yield
 
 
 def cost_model(table: MeasuredTable) -> CostModel:

@@ -9,10 +9,9 @@ over the 8 ranks of a node and shards it over the nodes, hsdp shards within node
 these times; ours reads them from a table as calibrate writes it, with the measured times of the heavy operators, scaled
 to what the two graphs take as a whole.
 
-compute: forward and backward with collectives that do nothing at all, the shortest of all ways. limit: for each of the
-two graphs the longer of compute and the busiest channel. bound: the same with what must be first and last, and the
-longest chain, but without the latency that buckets save (`counterpoint.sim.least`). no overlap: compute plus all
-travelling.
+compute: forward and backward with a network that takes no time, the shortest of all ways. limit: for each of the two
+graphs the longer of compute and the busiest channel. bound: the same with what must be first and last, and the longest
+chain, but without the latency that buckets save (`counterpoint.sim.least`). no overlap: compute plus all travelling.
 A line is printed as soon as it is measured. Without a GPU the sizes are small, and the CPU's own kernels run.
 """
 
@@ -32,18 +31,7 @@ from typing import Any, ClassVar
 import _per_layer  # noqa: F401  registers the pass
 import torch
 from _inductor_overlap import constants
-from _tunnel_work import (
-    WORLD,
-    Graphs,
-    Job,
-    Measured,
-    Network,
-    cost_model,
-    measure,
-    prepared,
-    synchronize,
-    without_network,
-)
+from _tunnel_work import WORLD, Graphs, Job, Measured, Network, cost_model, measure, prepared, synchronize
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
@@ -127,9 +115,10 @@ class Place:
         self.operators = fitted(times, wholes, cost_model(times))
 
     def alone(self, forward: Callable[[], Tensor]) -> None:
-        """Note what compute takes by itself: nothing travels, and nothing is moved within the device either."""
-        with without_network():
-            found = measure(self.job, self.tunnel, forward, 3)
+        """Note what compute takes by itself."""
+        self.network.free = True
+        found = measure(self.job, self.tunnel, forward, 3)
+        self.network.free = False
         self.compute_ms = [min(pair) for pair in zip(self.compute_ms, found.times_ms, strict=True)]
 
 

@@ -97,15 +97,15 @@ def made_up(value: Any, device: torch.device | None) -> Any:
     if isinstance(value, (list, tuple)):
         return [made_up(one, device) for one in value]
     if isinstance(value, torch.SymInt):
-        return size_of(value)
+        return _size(value)
     if not isinstance(value, Tensor):
         return value
-    sizes, strides = [size_of(size) for size in value.shape], [size_of(stride) for stride in value.stride()]
+    sizes, strides = [_size(size) for size in value.shape], [_size(stride) for stride in value.stride()]
     empty = torch.empty_strided(sizes, strides, dtype=value.dtype, device=device or value.device)
     return empty.normal_() if value.dtype.is_floating_point and value.dtype.itemsize > 1 else empty.zero_()
 
 
-def size_of(size: int | torch.SymInt) -> int:
+def _size(size: int | torch.SymInt) -> int:
     """The size by its hint; ValueError where it has none."""
     found = size_hint(size)
     if found is None:
