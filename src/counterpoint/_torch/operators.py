@@ -32,11 +32,12 @@ def once_an_operator(answer: Callable[[OpOverload], T]) -> Callable[[OpOverload]
 
     @wraps(answer)
     def remembered(overload: OpOverload) -> T:
-        found = known.get(id(overload))
-        if found is None:
+        try:
+            return known[id(overload)][1]
+        except KeyError:
             # The operator is kept, so that no other one can ever have its identity.
-            found = known[id(overload)] = overload, answer(overload)
-        return found[1]
+            known[id(overload)] = overload, answer(overload)
+            return known[id(overload)][1]
 
     return remembered
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from counterpoint._torch import OpOverload
+from counterpoint._torch import OpOverload, once_an_operator
 from counterpoint.ir import effects, ops
 from counterpoint.ir.effects import Effect
 from counterpoint.ir.ops import Kind
@@ -255,9 +255,22 @@ def waits_of(start: Node) -> Iterator[Node]:
             yield from (wait for wait in user.users if ops.is_wait(wait))
 
 
+class _Writing(NamedTuple):
+    """What an operator writes."""
+
+    effect: Effect
+    arguments: tuple[str, ...]
+    """Those whose buffers it overwrites."""
+    ambient: tuple[Ambient, ...]
+
+
 def _writes(node: Node) -> tuple[Resource, ...]:
     """What the node writes, buffers by any node that lies in them."""
-    effect = effects.effect_of(node)
+    if isinstance(node.target, OpOverload):
+        effect, arguments, ambient = _writing(node.target)
+    else:
+        effect = effects.effect_of(node)
+        arguments, ambient = (), (Ambient.GENERATOR,) if effect is Effect.RANDOM else ()
     if effect is Effect.PURE:
         return ()
     if effect is Effect.BARRIER:
@@ -265,18 +278,19 @@ def _writes(node: Node) -> tuple[Resource, ...]:
     if effect is Effect.WAIT:
         # The wait is what completes the result, which shares its class.
         return (node,)
-    written: tuple[Resource, ...] = effects.written_nodes(node)
-    if _draws(node):
-        written = (*written, Ambient.GENERATOR)
-    spec = ops.spec_of(node.target)
-    return (*written, Ambient.WIRE) if spec is not None and spec.kind in _KEEP_ORDER else written
+    return (*ops.tensors(node, arguments), *ambient)
 
 
-def _draws(node: Node) -> bool:
-    """Whether the node draws random numbers; the operators that draw in place count as mutations elsewhere."""
-    if isinstance(node.target, OpOverload):
-        return torch.Tag.nondeterministic_seeded in node.target.tags
-    return effects.effect_of(node) is Effect.RANDOM
+@once_an_operator
+def _writing(overload: OpOverload) -> _Writing:
+    spec = ops.spec_of(overload)
+    ambient: list[Ambient] = []
+    # The operators that draw in place count as mutations elsewhere.
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        ambient.append(Ambient.GENERATOR)
+    if spec is not None and spec.kind in _KEEP_ORDER:
+        ambient.append(Ambient.WIRE)
+    return _Writing(effects.effect_of_operator(overload), effects.written_names(overload), tuple(ambient))
 
 
 def _is_plain(node: Node) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch.fx import Graph, Node
@@ -75,7 +76,7 @@ class Collective:
         """What the collective does."""
         return self.spec.kind
 
-    @property
+    @cached_property
     def waits(self) -> tuple[Node, ...]:
         """All waits, in order of the results."""
         return tuple(dict.fromkeys(wait for result in self.results for wait in result.waits))

@@ -53,7 +53,7 @@ _PURE_HIGHER_ORDER = frozenset({"auto_functionalized", "auto_functionalized_v2",
 def effect_of(node: Node) -> Effect:
     """The strongest effect of a node; unknown means BARRIER."""
     if isinstance(node.target, OpOverload):
-        return _effect_of_overload(node.target)
+        return effect_of_operator(node.target)
     if node.op in ("placeholder", "get_attr", "output"):
         return Effect.PURE
     if node.op != "call_function":
@@ -64,7 +64,8 @@ def effect_of(node: Node) -> Effect:
 
 
 @once_an_operator
-def _effect_of_overload(overload: OpOverload) -> Effect:
+def effect_of_operator(overload: OpOverload) -> Effect:
+    """The strongest effect of an operator."""
     spec = ops.spec_of(overload)
     if spec is not None:
         return Effect.WAIT if spec.kind is ops.Kind.WAIT else Effect.COLLECTIVE
@@ -86,7 +87,7 @@ def _effect_of_higher_order(node: Node) -> Effect:
     name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
     wrapped = [a for a in node.args if isinstance(a, OpOverload)]
     if name in _PURE_HIGHER_ORDER:
-        inner = {_effect_of_overload(overload) for overload in wrapped}
+        inner = {effect_of_operator(overload) for overload in wrapped}
         return Effect.PURE if inner <= {Effect.PURE, Effect.MUTATES} else Effect.BARRIER
     bodies = list(subgraphs(node))
     if not bodies or wrapped:
@@ -110,7 +111,8 @@ def subgraphs(node: Node) -> Iterator[GraphModule]:
 
 
 @once_an_operator
-def _written_names(overload: OpOverload) -> tuple[str, ...]:
+def written_names(overload: OpOverload) -> tuple[str, ...]:
+    """The arguments whose buffers an operator overwrites."""
     spec = ops.spec_of(overload)
     return spec.written if spec is not None else tuple(f.name for f in formals(overload) if f.written)
 
@@ -120,6 +122,7 @@ def _aliased_names(overload: OpOverload) -> tuple[str, ...]:
     names = tuple(formal.name for formal in formals(overload) if formal.aliases)
     spec = ops.spec_of(overload)
     if spec is not None and spec.kind is ops.Kind.WAIT:
+        # It gives back what it waits for, whatever the schema says.
         return spec.payload
     if spec is not None:
         return tuple(dict.fromkeys((*names, *spec.written)))
@@ -130,7 +133,7 @@ def written_nodes(node: Node) -> tuple[Node, ...]:
     """The nodes whose buffers this node writes. A barrier may write anything; this names only what is declared."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return ()
-    return ops.tensors(node, _written_names(node.target))
+    return ops.tensors(node, written_names(node.target))
 
 
 def aliased_nodes(node: Node) -> tuple[Node, ...]:
@@ -168,7 +171,7 @@ MAY_ALIAS = _overloads(
 @once_an_operator
 def is_plain(overload: OpOverload) -> bool:
     """Whether the operator reads its arguments, returns fresh memory and does nothing else, as most do."""
-    pure = _effect_of_overload(overload) is Effect.PURE
+    pure = effect_of_operator(overload) is Effect.PURE
     return pure and not _aliased_names(overload)
 
 

@@ -41,14 +41,14 @@ def set_value(node: Node, value: Any) -> Node:
 def run_fake(node: Node, mode: FakeTensorMode, group_sizes: Mapping[str, Any] | None = None) -> Any:
     """What the node computes, on fake values. Operators whose fake kernel needs a live group have rules here."""
     args = map_arg(node.args, metadata.value_of)
-    kwargs = map_arg(node.kwargs, metadata.value_of)
+    kwargs = map_arg(node.kwargs, metadata.value_of) if node.kwargs else node.kwargs
     value = quick_value(node.target, args, kwargs, mode)
     if value is not NotImplemented:
         return value
     rule = _RULES.get(spec.name) if (spec := ops.spec_of(node.target)) else None
+    if rule is not None:
+        return rule(node, group_sizes or {})
     with mode:
-        if rule is not None:
-            return rule(node, group_sizes or {})
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 

@@ -77,13 +77,15 @@ class Transaction:
         """
         if not callable(operator):
             raise self._error(f"{operator!r} cannot be called")
-        self._own(nodes_in((args, kwargs)))
         node = self._open().make(operator, tuple(args), kwargs or {}, self._anchor(before, after), name)
         try:
+            self._own(node.all_input_nodes)
             value = run_fake(node, self.editor.fake_mode, self.editor.groups)
         except Exception as error:
             # The node is in the graph without a value: even if the caller goes on, this must not be committed.
             self._problem = error
+            if isinstance(error, EditError):
+                raise
             raise self._error(f"{operator} does not accept these arguments: {error}") from error
         self._finish(node, value, like, meta)
         return node

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from counterpoint._torch import FakeTensorMode, tensor_metadata
 from counterpoint.ir.build import GraphBuilder
+from counterpoint.ir.packing import OPS
 from counterpoint.ir.quick import quick_value
 
 ATEN = torch.ops.aten
@@ -29,12 +30,12 @@ def facts(value: Any, source: torch.Tensor) -> Any:
     return tuple(value.shape), value.stride(), value.dtype, value.device, value.storage_offset(), shares
 
 
-def agree(target: Any, source: torch.Tensor, *args: Any) -> None:
+def agree(target: Any, source: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     """The quick way answers, and as the dispatcher does."""
-    quick = quick_value(target, args, {}, MODE)
+    quick = quick_value(target, args, kwargs, MODE)
     assert quick is not NotImplemented
     with MODE:
-        slow = target(*args)
+        slow = target(*args, **kwargs)
     assert facts(quick, source) == facts(slow, source)
 
 
@@ -48,6 +49,31 @@ def test_reshape_and_view(shape: tuple[int, ...], dtype: torch.dtype, keep: int)
     agree(ATEN.view.default, x, x, [x.numel()])
     if x.numel():
         agree(ATEN.reshape.default, x, x, [*shape[:keep], -1])
+
+
+@given(shapes.filter(lambda shape: 0 not in shape))
+def test_what_gathers_in_place_consist_of(shape: tuple[int, ...]) -> None:
+    x = fake(shape)
+    with MODE:
+        turned = x.transpose(0, -1)
+    for part in (x, turned):
+        agree(ATEN.clone.default, x, part, memory_format=torch.contiguous_format)
+        agree(C10D.all_reduce.default, x, part, "sum", "0")
+        agree(C10D.wait_tensor.default, x, part)
+    agree(ATEN._unsafe_view.default, x, x, [x.numel()])
+    agree(ATEN.slice.Tensor, x, x, 0, 0, 1)
+    agree(ATEN.copy_.default, x, x, fake(shape, torch.bfloat16))
+    agree(ATEN.empty.memory_format, x, list(shape), dtype=torch.int64, device=torch.device("cpu"), pin_memory=False)
+    if len(shape) > 1:
+        agree(ATEN.flatten.using_ints, x, x)
+
+
+@given(shapes.filter(lambda shape: 0 not in shape), dtypes, dtypes, st.sampled_from([None, torch.float32]))
+def test_packing_rows(shape: tuple[int, ...], one: torch.dtype, other: torch.dtype, to: torch.dtype | None) -> None:
+    x, y = fake((2, *shape), one), fake((4,), other)
+    agree(OPS.pack_rows.default, x, [x, y], 2, *([to] if to is not None else []))
+    packed = fake((2 * (x.nbytes + y.nbytes),), torch.uint8)
+    agree(OPS.unpack_rows.default, packed, packed, 2, [4, *shape, 8], [1 + len(shape), 1], [one, other])
 
 
 @given(shapes, st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 2))

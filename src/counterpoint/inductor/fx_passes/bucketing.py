@@ -34,7 +34,7 @@ from torch.fx import Node
 from counterpoint._torch import process_group_ranks
 from counterpoint.errors import OptionError
 from counterpoint.inductor.fx_passes import bucketing_bodies as _bodies
-from counterpoint.inductor.fx_passes.bucketing_merge import Merged, Work, group_argument, merge_all
+from counterpoint.inductor.fx_passes.bucketing_merge import Merged, Planned, Work, group_argument, merge_all
 from counterpoint.inductor.fx_passes.bucketing_reading import (
     BucketMode,
     bucket_key,
@@ -57,7 +57,7 @@ from counterpoint.ir import metadata, ops
 from counterpoint.ir.collection import without_collection
 from counterpoint.ir.edit import GraphEditor
 from counterpoint.ir.reason import Refusal
-from counterpoint.passes.bucket_plan import BucketRules, Member, plan_members, read_member, starts_of
+from counterpoint.passes.bucket_plan import BucketRules, Member, plan_members, read_member
 
 __all__ = [
     "BucketMode",
@@ -136,29 +136,24 @@ def greedy_bucket_collective_by_mb(
     """
     if not any(filter_node(node) for node in gm.graph.nodes):
         return []
-    view = ordered_view(GraphEditor(gm.graph))
-    members: list[Member] = []
-    for start in view.starts:
-        if filter_node(start):
-            member = _member(start, node_group_key, filter_wait_node)
-            members += [member] if member is not None else []
+    editor = GraphEditor(gm.graph)
+    view = ordered_view(editor)
+    starts = (start for start in view.starts if filter_node(start))
+    members = {start: member for start in starts if (member := _member(start, filter_wait_node)) is not None}
+    labelled = [replace(m, key=replace(m.key, label=node_group_key(start))) for start, m in members.items()]
     rules = BucketRules(kinds=frozenset(), cap_bytes=lambda index: int(bucket_cap_mb_by_bucket_idx(index) * MB))
-    plan = plan_members(members, view.merges(), rules)
+    plan = plan_members(labelled, view.merges(), rules)
     for start, refusal in plan.refusals:
         LOGGER.debug("%s is left alone: %s", start.name, refusal)
-    return [starts_of(bucket.members) for bucket in plan.buckets]
+    return Planned(plan.buckets, members, editor, view)
 
 
-def _member(
-    start: Node, node_group_key: Callable[[Node], Any], filter_wait_node: Callable[[Node], bool] | None
-) -> Member | None:
+def _member(start: Node, filter_wait_node: Callable[[Node], bool] | None) -> Member | None:
     member = read_member(start, multi_dtype=True)
     if isinstance(member, Refusal):
         LOGGER.debug("%s is left alone: %s", start.name, member)
         return None
-    if filter_wait_node is not None and not filter_wait_node(member.wait):
-        return None
-    return replace(member, key=replace(member.key, label=node_group_key(start)))
+    return member if filter_wait_node is None or filter_wait_node(member.wait) else None
 
 
 def bucket_all_gather_by_mb(
@@ -239,7 +234,7 @@ def bucket_all_reduce(
     cap = bucket_cap_mb_by_bucket_idx or bucket_cap_mb_by_bucket_idx_default
     buckets = bucket_all_reduce_by_mb(gm, cap)
     if buckets:
-        merge_all(gm.graph, [_all_reduce_work(bucket) for bucket in buckets])
+        merge_all(gm.graph, [_all_reduce_work(bucket) for bucket in buckets], buckets)
 
 
 def _default_mode() -> BucketMode:
@@ -309,14 +304,14 @@ def merge_all_gather(gm: fx.GraphModule, ag_buckets: list[list[fx.Node]], mode: 
     """Let one all-gather stand for each of these buckets."""
     _note("fx_bucketing_passes_all_gather_buckets", ag_buckets)
     chosen = mode or _default_mode()
-    merge_all(gm.graph, [_all_gather_work(bucket, chosen) for bucket in ag_buckets])
+    merge_all(gm.graph, [_all_gather_work(bucket, chosen) for bucket in ag_buckets], ag_buckets)
 
 
 def merge_reduce_scatter(gm: fx.GraphModule, rs_buckets: list[list[fx.Node]], mode: BucketMode | None = None) -> None:
     """Let one reduce-scatter stand for each of these buckets."""
     _note("fx_bucketing_passes_reduce_scatter_buckets", rs_buckets)
     chosen = mode or _default_mode()
-    merge_all(gm.graph, [_reduce_scatter_work(bucket, chosen) for bucket in rs_buckets])
+    merge_all(gm.graph, [_reduce_scatter_work(bucket, chosen) for bucket in rs_buckets], rs_buckets)
 
 
 def _merged(graph: fx.Graph, work: Work) -> Merged:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
 
-from counterpoint.errors import CounterpointError, GraphError
+from counterpoint.errors import CounterpointError, GraphError, StaleViewError
 from counterpoint.inductor.fx_passes.bucketing_bodies import Body, Recorder
 from counterpoint.inductor.fx_passes.bucketing_reading import has_mergeable_all_gather_convert_dtype
 from counterpoint.inductor.fx_passes.order import put_in_order
@@ -23,7 +23,8 @@ from counterpoint.ir.collection import without_collection
 from counterpoint.ir.edit import GraphEditor, Transaction
 from counterpoint.ir.groups import group_of
 from counterpoint.ir.reason import Refusal
-from counterpoint.passes.bucket_plan import Member, read_member
+from counterpoint.ir.view import GraphView
+from counterpoint.passes.bucket_plan import Bucket, Member, read_member, starts_of
 
 LOGGER = logging.getLogger("counterpoint.bucketing")
 
@@ -54,12 +55,36 @@ class Work:
     """Names another node for one that would be packed."""
 
 
+class Planned(list[list[Node]]):
+    """Buckets as a planner gives them, and what it has read of the graph for that, as long as it is true."""
+
+    def __init__(
+        self, buckets: Sequence[Bucket], members: Mapping[Node, Member], editor: GraphEditor, view: GraphView
+    ) -> None:
+        super().__init__(starts_of(bucket.members) for bucket in buckets)
+        self.members, self.editor, self._view = members, editor, view
+
+    def holds(self, graph: fx.Graph) -> bool:
+        """Whether this is about the graph as it is now."""
+        try:
+            self._view.check_all()
+        except StaleViewError:
+            return False
+        return self._view.graph is graph
+
+
 @without_collection()
-def merge_all(graph: fx.Graph, works: Sequence[Work]) -> list[Merged]:
-    """Merge the buckets; nothing for those that cannot be merged, which are left as they are."""
-    put_in_order(graph)
-    editor = GraphEditor(graph)
-    plans = [_readable(work) for work in works]
+def merge_all(graph: fx.Graph, works: Sequence[Work], planned: object = None) -> list[Merged]:
+    """Merge the buckets; nothing for those that cannot be merged, which are left as they are.
+
+    planned: the list that the buckets come from, which may be a planner's own.
+    """
+    if isinstance(planned, Planned) and planned.holds(graph):
+        editor, members = planned.editor, planned.members
+    else:
+        put_in_order(graph)
+        editor, members = GraphEditor(graph), {}
+    plans = [_readable(work, members) for work in works]
     made = _attempt(editor, [plan for plan in plans if plan is not None])
     return [made.get(plan, LEFT_ALONE) if plan is not None else LEFT_ALONE for plan in plans]
 
@@ -72,11 +97,11 @@ class _Plan:
     """What is packed: what is sent, or what a cast for the collective alone is made of."""
 
 
-def _readable(work: Work) -> _Plan | None:
+def _readable(work: Work, known: Mapping[Node, Member]) -> _Plan | None:
     """What the bucket packs; None where a member cannot be merged with anything."""
     members = []
     for start in work.starts:
-        read = read_member(start, multi_dtype=True)
+        read = known.get(start) or read_member(start, multi_dtype=True)
         if isinstance(read, Refusal):
             LOGGER.debug("the bucket of %s is left alone: %s", work.starts[0].name, read)
             return None
