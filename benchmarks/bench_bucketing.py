@@ -176,7 +176,8 @@ def checked(passes: str) -> Callable[[GraphModule], object]:
     """A pipeline of ours, as the backend runs it."""
     options = CompileOptions(verify="structural", on_error="raise")
     groups = GraphBuilder({WORLD: range(RANKS), "1": range(RANKS)}).groups
-    return lambda gm: run_pipeline(gm, Pipeline.parse(passes), options=options, groups=groups)
+    pipeline = Pipeline.parse(passes)
+    return lambda gm: run_pipeline(gm, pipeline, options=options, groups=groups, recompile=False)
 
 
 def theirs() -> tuple[Any, Any]:

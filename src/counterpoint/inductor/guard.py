@@ -77,6 +77,8 @@ def run_guarded(
             topology=plan.cost_model.links,
             cost_model=plan.cost_model,
             capabilities=capabilities if capabilities is not None else CapabilityTable(),
+            # Whoever compiles the graph does that when the last pass has run.
+            recompile=False,
         )
     except Exception as error:
         if isinstance(error, USER_ERRORS) or plan.options.on_error == "raise":

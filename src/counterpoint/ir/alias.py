@@ -93,7 +93,7 @@ class Hazards:
             return _NOTHING
         find = self.storage.find
         reads: dict[Resource, None] = dict.fromkeys([find(source) for source in node.all_input_nodes])
-        if _is_plain(node):
+        if effects.is_plain_call(node):
             return Accesses(tuple(reads))
         effect = effects.effect_of(node)
         if effect is Effect.PURE:
@@ -154,7 +154,7 @@ class Hazards:
     def _accesses_in_order(self, node: Node) -> Accesses:
         """The accesses without reads of what nobody writes, which are most."""
         writers = self._writers
-        if _is_plain(node):
+        if effects.is_plain_call(node):
             find = self.storage.find
             return Accesses(tuple(r for source in node.all_input_nodes if writers.get(r := find(source))))
         reads, writes = self.accesses(node)
@@ -164,7 +164,7 @@ class Hazards:
 
     def add(self, node: Node) -> None:
         """Take in a node, or read it anew after its arguments have changed."""
-        if _is_plain(node):
+        if effects.is_plain_call(node):
             return
         for kept, absorbed in self.storage.add(node, self._undo):
             self._absorb(kept, absorbed)
@@ -291,8 +291,3 @@ def _writing(overload: OpOverload) -> _Writing:
     if spec is not None and spec.kind in _KEEP_ORDER:
         ambient.append(Ambient.WIRE)
     return _Writing(effects.effect_of_operator(overload), effects.written_names(overload), tuple(ambient))
-
-
-def _is_plain(node: Node) -> bool:
-    # Most nodes are, and a large graph is read in half the time for knowing it first.
-    return isinstance(node.target, OpOverload) and effects.is_plain(node.target)

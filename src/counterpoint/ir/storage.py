@@ -41,6 +41,8 @@ class Storage:
 
     def add(self, node: Node, undo: list[Undo] | None = None) -> list[tuple[Node, Node]]:
         """Link the node to all that it may share storage with. Returns (kept, absorbed) names of the classes joined."""
+        if effects.is_plain_call(node):
+            return []
         joined = [self._union(node, other, undo) for other in self._shares_with(node, undo)]
         return [pair for pair in joined if pair is not None]
 

@@ -257,22 +257,25 @@ def _kind_of(node: Node) -> str:
 
 
 def _facts(origin: str, kind: str, node: Node, read: Collective | Refusal, groups: GroupTable) -> Facts:
-    operator = node.target.name() if isinstance(node.target, OpOverload) else str(node.target)
-    facts = Facts(
-        origin=origin, kind=kind, operator=operator, node=node.name, source=source_of(node), module=module_of(node)
-    )
-    if isinstance(read, Refusal):
-        return facts
-    nbytes = read.sent.nbytes
-    return replace(
-        facts,
-        group=str(read.group),
-        group_size=read.group.size or _size_of(read.group.name, groups),
-        reduce_op=read.reduce_op,
-        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in read.sent.dtypes),
-        shapes=tuple("x".join(map(str, shape)) or "scalar" for shape in read.sent.shapes),
-        nbytes=nbytes if isinstance(nbytes, int) else None,
-    )
+    facts: dict[str, Any] = {
+        "origin": origin,
+        "kind": kind,
+        "operator": node.target.name() if isinstance(node.target, OpOverload) else str(node.target),
+        "node": node.name,
+        "source": source_of(node),
+        "module": module_of(node),
+    }
+    if isinstance(read, Collective):
+        nbytes = read.sent.nbytes
+        facts |= {
+            "group": str(read.group),
+            "group_size": read.group.size or _size_of(read.group.name, groups),
+            "reduce_op": read.reduce_op,
+            "dtypes": tuple(str(dtype).removeprefix("torch.") for dtype in read.sent.dtypes),
+            "shapes": tuple("x".join(map(str, shape)) or "scalar" for shape in read.sent.shapes),
+            "nbytes": nbytes if isinstance(nbytes, int) else None,
+        }
+    return Facts(**facts)
 
 
 def _size_of(group: str | None, groups: GroupTable) -> int | None:

@@ -115,8 +115,11 @@ def run_pipeline(
     topology: Any = None,
     cost_model: CostModel | None = None,
     capabilities: CapabilityTable | None = None,
+    recompile: bool = True,
 ) -> PipelineReport:
     """Run the passes on the graph module, in place, and account for every collective in it.
+
+    recompile: make the module run its new graph; not needed where the caller does so anyway, or only reads the graph.
 
     A pass that raises, leaves an invalid graph, or loses a collective without a verdict is undone entirely; the others
     go on, unless `on_error="raise"`. An invalid input graph is left as it is.
@@ -125,7 +128,10 @@ def run_pipeline(
     options, groups = options or CompileOptions(), groups or GroupTable()
     run = _Run(gm, options, groups, name, topology, cost_model, capabilities, frozenset(given))
     with without_collection():
-        return run.all(pipeline)
+        report = run.all(pipeline)
+        if recompile and any(record.status is PassStatus.DONE for record in report.passes):
+            gm.recompile()
+    return report
 
 
 @dataclass
@@ -156,8 +162,6 @@ class _Run:
         self.checker = Checker(self.gm, self.groups, self.options)
         problem = self._check_input()
         records = tuple(self._logged(self._one(item, problem)) for item in pipeline.passes)
-        if any(record.status is PassStatus.DONE for record in records):
-            self.gm.recompile()
         return PipelineReport(
             graph=self.name,
             pipeline=pipeline.text,
