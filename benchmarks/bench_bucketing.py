@@ -1,9 +1,11 @@
 """Compile-time cost of DDP fusion and bucketing, beside inductor's on equal graphs in the same run; collectives left.
 
-python benchmarks/bench_bucketing.py [--quick] [--sizes 100 1000] [--peer-up-to 1000] [--case ddp] [--cap 25]
+python benchmarks/bench_bucketing.py [--quick] [--sizes 100 1000] [--peer-up-to 1000] [--case ddp] [--cap 25] [--runs 3]
 
-"pass" is our function of inductor's name, "checked" the pass of our pipeline with its ledger and its verification.
-Parameters are 512x512 floats. Inductor's pass for one large bucket takes gigabytes, so it is asked only up to a size.
+"pass" is our function of inductor's name, or, in the rows "custom", the pass as our default pipeline runs it, which
+packs with operators of ours; inductor's stands beside it in its own default mode. "checked" is the pass in our pipeline
+with its ledger and its verification. Parameters are 512x512 floats; medians. Inductor's pass for one large bucket takes
+gigabytes, so it is asked only up to a size, and once where it takes longest.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,9 +28,13 @@ from counterpoint import fake_world
 from counterpoint.inductor.fx_passes import bucketing as our_bucketing
 from counterpoint.inductor.fx_passes import ddp_fusion as our_fusion
 from counterpoint.ir.build import GraphBuilder
+from counterpoint.ir.collection import without_collection
+from counterpoint.ir.edit import GraphEditor
 from counterpoint.ir.fake import set_value
 from counterpoint.ir.ops import is_collective
 from counterpoint.options import CompileOptions
+from counterpoint.passes.base import PassContext
+from counterpoint.passes.book import LedgerBook
 from counterpoint.passes.pipeline import Pipeline, run_pipeline
 
 RANKS, WORLD = 8, "0"
@@ -123,18 +131,38 @@ class Case:
     build: Callable[[int], Graph]
     function: str
     passes: str
+    door: bool = True
+    """Whether ours is the function of inductor's name; otherwise the pass."""
 
 
 CASES = (
     Case("ddp, concat", ddp, "fuse_ddp_with_concat_op", "fuse-ddp{cap-mb=%s}"),
+    Case("ddp, concat, custom", ddp, "fuse_ddp_with_concat_op", "fuse-ddp{cap-mb=%s method=custom}", door=False),
     Case("ddp, coalesced", ddp, "fuse_ddp_with_coalesced_op", "fuse-ddp{cap-mb=%s method=coalesced}"),
     Case("ddp, bucket", ddp, "bucket_all_reduce", "bucket-all-reduce{cap-mb=%s}"),
-    Case("ddp, bucket, custom", ddp, "", "bucket-all-reduce{cap-mb=%s mode=custom}"),
+    Case("ddp, bucket, custom", ddp, "bucket_all_reduce", "bucket-all-reduce{cap-mb=%s mode=custom}", door=False),
     Case("fsdp forward", fsdp_forward, "bucket_all_gather", "bucket-all-gather{cap-mb=%s}"),
-    Case("fsdp forward, custom", fsdp_forward, "", "bucket-all-gather{cap-mb=%s mode=custom}"),
+    Case(
+        "fsdp forward, custom",
+        fsdp_forward,
+        "bucket_all_gather",
+        "bucket-all-gather{cap-mb=%s mode=custom}",
+        door=False,
+    ),
     Case("fsdp backward", fsdp_backward, "bucket_reduce_scatter", "bucket-reduce-scatter{cap-mb=%s}"),
+    Case(
+        "fsdp backward, custom",
+        fsdp_backward,
+        "bucket_reduce_scatter",
+        "bucket-reduce-scatter{cap-mb=%s mode=custom}",
+        door=False,
+    ),
 )
 CAPS_MB = (25, 2000)
+ONCE_ABOVE = 1000
+"""Of larger graphs, inductor's pass is run once: it takes up to minutes."""
+
+Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -146,38 +174,57 @@ class Cost:
     grown_mib: float
 
 
-def cost(build: Callable[[int], Graph], size: int, run: Callable[[GraphModule], object]) -> Cost:
-    """Run on a fresh graph."""
-    gm = GraphModule(Module(), build(size))
-    gc.collect()
-    before, began = rss_bytes(), time.process_time()
-    run(gm)
-    seconds, grown = time.process_time() - began, rss_bytes() - before
-    return Cost(sum(map(is_collective, gm.graph.nodes)), seconds, max(0, grown) / 2**20)
+def cost(build: Callable[[int], Graph], size: int, prepare: Callable[[GraphModule], Run], runs: int = 1) -> Cost:
+    """Run on fresh graphs; the median time, and the most that memory grew."""
+    seconds, grown = [], [0.0]
+    for _ in range(runs):
+        gm = GraphModule(Module(), build(size))
+        run = prepare(gm)
+        gc.collect()
+        before, began = rss_bytes(), time.process_time()
+        run()
+        seconds.append(time.process_time() - began)
+        grown.append((rss_bytes() - before) / 2**20)
+    return Cost(sum(map(is_collective, gm.graph.nodes)), median(seconds), max(grown))
 
 
-def through_door(modules: tuple[Any, Any], function: str, cap_mb: int) -> Callable[[GraphModule], object]:
+def through_door(modules: tuple[Any, Any], function: str, cap_mb: int) -> Callable[[GraphModule], Run]:
     """A function of inductor's name, from the modules of bucketing and of fusion."""
     from torch._inductor.virtualized import V
 
     bucketing, fusion = modules
     if not function.startswith("fuse"):
-        return lambda gm: getattr(bucketing, function)(gm, lambda _: cap_mb)
+        return lambda gm: partial(getattr(bucketing, function), gm, lambda _: cap_mb)
 
     def run(gm: GraphModule) -> None:
         mode = next(node.meta["val"].fake_mode for node in gm.graph.nodes if "val" in node.meta)
         with V.set_fake_mode(mode):
             getattr(fusion, function)(gm.graph, cap_mb)
 
-    return run
+    return lambda gm: partial(run, gm)
 
 
-def checked(passes: str) -> Callable[[GraphModule], object]:
+OPTIONS = CompileOptions(verify="structural", on_error="raise")
+GROUPS = GraphBuilder({WORLD: range(RANKS), "1": range(RANKS)}).groups
+
+
+def alone(passes: str) -> Callable[[GraphModule], Run]:
+    """A pass of ours, without what the pipeline does before and after it."""
+    (item,) = Pipeline.parse(passes).passes
+
+    def prepare(gm: GraphModule) -> Run:
+        page = LedgerBook.open(gm.graph, groups=GROUPS).page(item.text)
+        editor = GraphEditor(gm.graph, GROUPS)
+        context = PassContext(gm=gm, editor=editor, options=OPTIONS, groups=GROUPS, ledger=page)
+        return without_collection()(partial(item.run, context))
+
+    return prepare
+
+
+def checked(passes: str) -> Callable[[GraphModule], Run]:
     """A pipeline of ours, as the backend runs it."""
-    options = CompileOptions(verify="structural", on_error="raise")
-    groups = GraphBuilder({WORLD: range(RANKS), "1": range(RANKS)}).groups
     pipeline = Pipeline.parse(passes)
-    return lambda gm: run_pipeline(gm, pipeline, options=options, groups=groups, recompile=False)
+    return lambda gm: partial(run_pipeline, gm, pipeline, options=OPTIONS, groups=GROUPS, recompile=False)
 
 
 def theirs() -> tuple[Any, Any]:
@@ -187,20 +234,26 @@ def theirs() -> tuple[Any, Any]:
     return bucketing, ddp_fusion
 
 
-def rows(cases: Sequence[Case], caps: Sequence[int], sizes: Sequence[int], peer_up_to: int) -> Iterator[list[Any]]:
+def rows(
+    cases: Sequence[Case], caps: Sequence[int], sizes: Sequence[int], peer_up_to: int, runs: int
+) -> Iterator[list[Any]]:
     """One row a case, cap and size."""
     ours = our_bucketing, our_fusion
     for case in cases:
         for cap in caps:
             times: list[float] = []
             for size in sizes:
-                full = cost(case.build, size, checked(case.passes % cap))
-                own = cost(case.build, size, through_door(ours, case.function, cap)) if case.function else full
+                passes = case.passes % cap
+                full = cost(case.build, size, checked(passes), runs)
+                way = through_door(ours, case.function, cap) if case.door else alone(passes)
+                own = cost(case.build, size, way, runs)
                 times.append(own.seconds)
                 slope = growth_exponent(sizes[: len(times)], times) if len(times) > 1 else "-"
                 row = [case.title, cap, size, own.left, own.seconds, slope, own.grown_mib, full.seconds]
-                if case.function and size <= peer_up_to:
-                    peer = cost(case.build, size, through_door(theirs(), case.function, cap))
+                if size <= peer_up_to:
+                    once = size > ONCE_ABOVE or (cap > CAPS_MB[0] and size >= ONCE_ABOVE)
+                    way = through_door(theirs(), case.function, cap)
+                    peer = cost(case.build, size, way, 1 if once else runs)
                     ratios = [f"{peer.seconds / seconds:.1f}x" for seconds in (own.seconds, full.seconds)]
                     row += [peer.left, peer.seconds, peer.grown_mib, *ratios]
                 yield row + ["-"] * (13 - len(row))
@@ -262,18 +315,21 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+")
     parser.add_argument("--peer-up-to", type=int, help="largest size at which inductor's pass runs too")
     parser.add_argument("--cap", type=int, action="append", help="in MB")
+    parser.add_argument("--runs", type=int, help="on as many graphs each")
     parser.add_argument("--case", action="append", default=[], help="part of the first column")
     asked = parser.parse_args()
     sizes = asked.sizes or ([100, 300] if asked.quick else [100, 300, 1000, 3000, 10000])
-    peer_up_to = asked.peer_up_to or (300 if asked.quick else 1000)
+    peer_up_to = asked.peer_up_to if asked.peer_up_to is not None else (300 if asked.quick else 1000)
+    runs = asked.runs or (1 if asked.quick else 3)
     chosen = [case for case in CASES if not asked.case or any(part in case.title for part in asked.case)]
     with fake_world(RANKS):
         print_table("collectives left", ["graph", "before", "inductor", "ours"], puzzle_rows())
         # The first runs of each import and compile what the others find ready.
-        list(rows(chosen, [25], [30], 30))
+        list(rows(chosen, [25], [30], 30, 1))
         columns = ["pass", "cap MB", "before", "left", "pass s", "exponent", "MiB", "checked s"]
         peer = ["left", "inductor s", "MiB", "to pass", "to checked"]
-        print_table("processor seconds", [*columns, *peer], rows(chosen, asked.cap or CAPS_MB, sizes, peer_up_to))
+        made = rows(chosen, asked.cap or CAPS_MB, sizes, peer_up_to, runs)
+        print_table("processor seconds", [*columns, *peer], made)
 
 
 if __name__ == "__main__":

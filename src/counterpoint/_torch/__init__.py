@@ -20,6 +20,7 @@ from counterpoint._torch.graphs import (
     graph_size,
     is_erased,
     place_of,
+    usual_name,
 )
 from counterpoint._torch.groups import (
     backend_name,
@@ -206,5 +207,6 @@ __all__ = [
     "tree_map",
     "tree_paths",
     "tree_unflatten",
+    "usual_name",
     "without_reducer",
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
+
+from counterpoint._torch.operators import once_an_operator
 
 
 def forget_names(graph: Graph) -> None:
@@ -52,6 +56,21 @@ class _Counters(dict[str, int]):
 
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else self._old.get(key, default)
+
+
+def usual_name(target: Any) -> str | None:
+    """What a graph calls a call of this target before it counts (2.11 on); None where it finds that out itself.
+
+    A graph asks this anew for every node, which is a good part of making one.
+    """
+    if target is operator.getitem:
+        return "getitem"
+    return _usual_name(target) if isinstance(target, OpOverload) else None
+
+
+@once_an_operator
+def _usual_name(overload: OpOverload) -> str:
+    return Graph()._target_to_str(overload)
 
 
 def place_of(node: Node) -> tuple[int, ...]:

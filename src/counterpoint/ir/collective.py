@@ -38,10 +38,11 @@ class Payload:
         total: Size = 0
         for tensor in held:
             total = total + metadata.nbytes_of(tensor)
+        # Lists, which are quicker than generators: a large graph is read tensor by tensor.
         return Payload(
-            shapes=tuple(tuple(t.shape) for t in held),
-            dtypes=tuple(t.dtype for t in held),
-            devices=tuple(t.device for t in held),
+            shapes=tuple([tuple(t.shape) for t in held]),
+            dtypes=tuple([t.dtype for t in held]),
+            devices=tuple([t.device for t in held]),
             nbytes=total,
         )
 
@@ -145,8 +146,8 @@ def _results(node: Node, spec: OpSpec) -> Iterator[Result]:
     taken = [n for n in node.users if n.target is operator.getitem] if listed else [node]
     at_once = listed and any(ops.is_wait(user) for user in node.users)
     for value in sorted([*taken, node] if at_once else taken):
-        waits = tuple(sorted(user for user in value.users if ops.is_wait(user)))
-        yield Result(value, waits if spec.waits else ())
+        waits = tuple(sorted([user for user in value.users if ops.is_wait(user)])) if spec.waits else ()
+        yield Result(value, waits)
 
 
 def get_comm_block(node: Node) -> CommBlock | Refusal:
@@ -160,9 +161,9 @@ def get_comm_block(node: Node) -> CommBlock | Refusal:
     nodes = {node, *(result.value for result in collective.results), *collective.waits}
     _grow_views(list(collective.finals), nodes)
     ordered = tuple(sorted(nodes))
-    finals = set(collective.finals)
-    carrying = (n for n in ordered if n in finals or (n not in collective.waits and _after_wait(n, collective)))
-    outputs = tuple(n for n in carrying if not n.users or any(user not in nodes for user in n.users))
+    # Before the waits there is nothing but the start and the parts of its result.
+    before = {node, *(result.value for result in collective.results)}.difference(collective.finals)
+    outputs = tuple([n for n in ordered if n not in before and (not n.users or not nodes.issuperset(n.users))])
     return CommBlock(collective, ordered, outputs)
 
 
@@ -203,10 +204,6 @@ def _grow_views(frontier: list[Node], nodes: set[Node]) -> None:
             if user not in nodes and effects.is_view_like(user) and set(user.all_input_nodes) <= nodes:
                 nodes.add(user)
                 frontier.append(user)
-
-
-def _after_wait(node: Node, collective: Collective) -> bool:
-    return node is not collective.start and all(node is not result.value for result in collective.results)
 
 
 def get_all_comm_blocks(graph: Graph) -> tuple[CommBlock | Refusal, ...]:

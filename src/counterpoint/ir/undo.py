@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from counterpoint._torch import NameLog, bring_back, place_of
+from counterpoint._torch import NameLog, bring_back, place_of, usual_name
 from counterpoint.errors import EditError
 from counterpoint.ir.revision import Revision, current_revision, set_revision
 
@@ -47,7 +47,7 @@ class UndoLog:
     ) -> Node:
         """A new call."""
         with self.graph.inserting_before(before):
-            node = self.graph.create_node("call_function", target, name=name)
+            node = self.graph.create_node("call_function", target, name=name or usual_name(target))
         # Given at once, fx would walk through the arguments twice.
         _assign(node, args, kwargs)
         self.made[node] = None

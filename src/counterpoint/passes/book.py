@@ -193,16 +193,20 @@ class PassPage:
 
 
 def final(said: tuple[Verdict, ...]) -> Verdict:
-    """The verdict that counts: the last that tells of a rewrite, or else the last reason for leaving alone.
+    """The verdict that counts: the last that tells of a rewrite, or else the reason that tells most, the last of these.
 
     So a bucketed collective that is lowered afterwards counts as lowered, and one that a later pass could not handle
-    still counts as bucketed; the history keeps both. Why a collective kept its form counts only where nobody has told
-    why it was not merged or moved.
+    still counts as bucketed; the history keeps all. A reason of a pass that had something to do with the collective
+    counts before one of a pass to which it is nothing, and this before why it kept its form.
     """
     done = [verdict for verdict in said if verdict.kind is not VerdictKind.LEFT_ALONE]
-    strong = [verdict for verdict in said if verdict.code not in FORM_KEPT]
-    return (done or strong or list(said))[-1]
+    told = [verdict for verdict in said if verdict.code not in FORM_KEPT]
+    concerned = [verdict for verdict in told if verdict.code not in NOTHING_FOR_IT]
+    return (done or concerned or told or list(said))[-1]
 
+
+NOTHING_FOR_IT = frozenset({"no-partner", "no-matmul", "no-product", "not-a-gradient"})
+"""Reasons of passes that are not about such a collective, or in this graph have nothing to put it together with."""
 
 FORM_KEPT = frozenset(
     {"not-probed", "no-other-form", "other-form-lacking", "library-best", "lowered-already", "other-device"}

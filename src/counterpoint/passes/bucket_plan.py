@@ -157,10 +157,11 @@ def plan_members(
     members, shelves = list(members), dict[Key, _Shelf]()
     caps = rules.caps_of(members) if rules.caps_of is not None else {}
     for member in members:
-        if member.key not in shelves:
+        shelf = shelves.get(member.key)
+        if shelf is None:
             own = replace(rules, cap_bytes=caps.get(member.key, rules.cap_bytes))
-            shelves[member.key] = _Shelf(member.key, own)
-        shelves[member.key].put(member, planner, bound)
+            shelf = shelves[member.key] = _Shelf(member.key, own)
+        shelf.put(member, planner, bound)
     buckets = sorted((bucket for shelf in shelves.values() for bucket in shelf.buckets()), key=_place)
     alone = tuple((member.start, why) for shelf in shelves.values() for member, why in shelf.alone())
     return BucketPlan(tuple(buckets), alone)
@@ -200,6 +201,8 @@ class _Shelf:
                 bucket.nbytes += member.nbytes
                 return
             self.refused[member.start] = refusal
+            # Should nobody else join it either, this is why the first one is alone too.
+            self.refused.setdefault(first.start, _seen_from(first, member, refusal))
         self._open(member)
 
     def _open(self, member: Member) -> None:
@@ -230,6 +233,13 @@ class _Shelf:
         if member.nbytes >= cap or bucket.full:
             return Refusal("bucket-full", member.start.name, f"{member.nbytes} bytes, the cap is {cap}")
         return Refusal("no-partner", member.start.name, f"{self.key.kind.value} over group {self.key.group}")
+
+
+def _seen_from(first: Member, member: Member, refusal: Refusal) -> Refusal:
+    """Why the two are not merged, where the first one itself is what stands in the way."""
+    if refusal.node != first.start.name:
+        return refusal
+    return replace(refusal, node=member.start.name, detail="it needs this one, directly or through others")
 
 
 def read_member(start: Node, multi_dtype: bool) -> Member | Refusal:

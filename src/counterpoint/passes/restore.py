@@ -23,8 +23,8 @@ class _Saved(NamedTuple):
 class SavedGraph:
     """A graph module's nodes and attributes at one moment.
 
-    Restoring keeps the graph object, since whoever handed it in goes on with it, but makes new nodes in it. Saving, which
-    every pass pays for, makes none.
+    Restoring keeps the graph object, since whoever handed it in goes on with it, but makes new nodes in it. Saving,
+    which every pass pays for, makes none.
     """
 
     def __init__(self, gm: GraphModule) -> None:

@@ -97,6 +97,26 @@ def test_a_rewrite_supersedes_an_earlier_refusal_and_the_last_refusal_counts() -
     assert (other.verdict.code, other.verdict.blocking) == ("result-escapes", "x")
 
 
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        (("too-small", "no-partner"), "too-small"),
+        (("no-matmul", "merge-cycle", "no-partner", "library-best"), "merge-cycle"),
+        (("not-a-gradient", "no-partner"), "no-partner"),
+        (("no-matmul", "library-best"), "no-matmul"),
+        (("not-probed", "library-best"), "library-best"),
+    ],
+)
+def test_the_reason_that_tells_most_counts_and_history_keeps_them_all(said: tuple[str, ...], counts: str) -> None:
+    book, gm = opened()
+    node = collectives_in(gm.graph)[0]
+    for number, code in enumerate(said):
+        book.page(f"pass-{number}").left_alone(node, Refusal(code, "x"))
+    entry = book.close().entries[0]
+    assert entry.verdict.code == counts
+    assert tuple(verdict.code for verdict in entry.history) == said
+
+
 def test_one_pass_cannot_give_two_verdicts() -> None:
     book, gm = opened()
     page, node = book.page("bucket"), collectives_in(gm.graph)[0]

@@ -57,7 +57,7 @@ from counterpoint.ir import metadata, ops
 from counterpoint.ir.collection import without_collection
 from counterpoint.ir.edit import GraphEditor
 from counterpoint.ir.reason import Refusal
-from counterpoint.passes.bucket_plan import BucketRules, Member, plan_members, read_member
+from counterpoint.passes.bucket_plan import BucketRules, Key, Member, plan_members, read_member
 
 __all__ = [
     "BucketMode",
@@ -140,7 +140,12 @@ def greedy_bucket_collective_by_mb(
     view = ordered_view(editor)
     starts = (start for start in view.starts if filter_node(start))
     members = {start: member for start in starts if (member := _member(start, filter_wait_node)) is not None}
-    labelled = [replace(m, key=replace(m.key, label=node_group_key(start))) for start, m in members.items()]
+    keys: dict[tuple[Key, Any], Key] = {}
+    labelled = []
+    for start, member in members.items():
+        told = member.key, node_group_key(start)
+        key = keys.get(told) or keys.setdefault(told, replace(told[0], label=told[1]))
+        labelled.append(Member(member.block, key, member.nbytes))
     rules = BucketRules(kinds=frozenset(), cap_bytes=lambda index: int(bucket_cap_mb_by_bucket_idx(index) * MB))
     plan = plan_members(labelled, view.merges(), rules)
     for start, refusal in plan.refusals:
