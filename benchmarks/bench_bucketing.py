@@ -238,7 +238,7 @@ def rows(
     cases: Sequence[Case], caps: Sequence[int], sizes: Sequence[int], peer_up_to: int, runs: int
 ) -> Iterator[list[Any]]:
     """One row a case, cap and size."""
-    ours = our_bucketing, our_fusion
+    ours, peers = (our_bucketing, our_fusion), dict[tuple[str, int, int], Cost]()
     for case in cases:
         for cap in caps:
             times: list[float] = []
@@ -252,8 +252,10 @@ def rows(
                 row = [case.title, cap, size, own.left, own.seconds, slope, own.grown_mib, full.seconds]
                 if size <= peer_up_to:
                     once = size > ONCE_ABOVE or (cap > CAPS_MB[0] and size >= ONCE_ABOVE)
-                    way = through_door(theirs(), case.function, cap)
-                    peer = cost(case.build, size, way, 1 if once else runs)
+                    peer = peers.get((case.function, cap, size))
+                    if peer is None:
+                        way = through_door(theirs(), case.function, cap)
+                        peer = peers[case.function, cap, size] = cost(case.build, size, way, 1 if once else runs)
                     ratios = [f"{peer.seconds / seconds:.1f}x" for seconds in (own.seconds, full.seconds)]
                     row += [peer.left, peer.seconds, peer.grown_mib, *ratios]
                 yield row + ["-"] * (13 - len(row))
@@ -317,13 +319,15 @@ def main() -> None:
     parser.add_argument("--cap", type=int, action="append", help="in MB")
     parser.add_argument("--runs", type=int, help="on as many graphs each")
     parser.add_argument("--case", action="append", default=[], help="part of the first column")
+    parser.add_argument("--only-cost", action="store_true", help="without the table of collectives left")
     asked = parser.parse_args()
     sizes = asked.sizes or ([100, 300] if asked.quick else [100, 300, 1000, 3000, 10000])
     peer_up_to = asked.peer_up_to if asked.peer_up_to is not None else (300 if asked.quick else 1000)
     runs = asked.runs or (1 if asked.quick else 3)
     chosen = [case for case in CASES if not asked.case or any(part in case.title for part in asked.case)]
     with fake_world(RANKS):
-        print_table("collectives left", ["graph", "before", "inductor", "ours"], puzzle_rows())
+        if not asked.only_cost:
+            print_table("collectives left", ["graph", "before", "inductor", "ours"], puzzle_rows())
         # The first runs of each import and compile what the others find ready.
         list(rows(chosen, [25], [30], 30, 1))
         columns = ["pass", "cap MB", "before", "left", "pass s", "exponent", "MiB", "checked s"]

@@ -156,7 +156,8 @@ class Hazards:
         writers = self._writers
         if effects.is_plain_call(node):
             find = self.storage.find
-            return Accesses(tuple(r for source in node.all_input_nodes if writers.get(r := find(source))))
+            found = [root for source in node.all_input_nodes if writers.get(root := find(source))]
+            return Accesses(tuple(found)) if found else _NOTHING
         reads, writes = self.accesses(node)
         return Accesses(tuple(resource for resource in reads if writers.get(resource)), writes)
 

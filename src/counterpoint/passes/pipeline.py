@@ -271,7 +271,13 @@ def count_collectives(graph: Graph) -> int:
 
 def count_operators(graph: Graph) -> Counter[str]:
     """Calls by operator."""
-    return Counter(str(node.target) for node in graph.nodes if node.op not in ("placeholder", "output"))
+    targets = [node.target for node in graph.nodes if node.op not in ("placeholder", "output")]
+    # By identity, as operators are slow to hash and to name.
+    named = {id(target): target for target in targets}
+    found: Counter[str] = Counter()
+    for key, count in Counter(map(id, targets)).items():
+        found[str(named[key])] += count
+    return found
 
 
 def _difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
