@@ -456,6 +456,18 @@ def test_what_cannot_be_one_collective_is_an_error(builder: GraphBuilder) -> Non
     assert str(gm.graph) == before
 
 
+def test_what_changes_between_planning_and_merging_is_read_anew(builder: GraphBuilder) -> None:
+    gm = scatters(builder)
+    buckets = door.bucket_reduce_scatter_by_mb(gm, lambda _: 100.0)
+    (_, second) = collectives_in(gm.graph)
+    second.args = (second.args[0], "max", *second.args[2:])
+    with pytest.raises(GraphError, match="cannot share a collective"):
+        door.merge_reduce_scatter(gm, buckets)
+    second.args = (second.args[0], "sum", *second.args[2:])
+    door.merge_reduce_scatter(gm, [[*bucket] for bucket in buckets])
+    assert len(collectives_in(gm.graph)) == 1
+
+
 @pytest.mark.parametrize("what", ["two waits", "cycle"])
 def test_a_bucket_that_cannot_be_merged_is_left_as_it_is(builder: GraphBuilder, what: str) -> None:
     x = builder.input("x", (4,))
