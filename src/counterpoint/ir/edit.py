@@ -23,7 +23,7 @@ from counterpoint.ir import ops
 from counterpoint.ir.alias import Hazards
 from counterpoint.ir.events import Edit, EditCounts, EditKind, EditRejected
 from counterpoint.ir.fake import fake_mode_of
-from counterpoint.ir.handover import refuse_handover
+from counterpoint.ir.handover import erased_reads, refuse_handover
 from counterpoint.ir.legality import Changes, refuse_hazards, refuse_order
 from counterpoint.ir.reason import Refusal
 from counterpoint.ir.revision import Snapshot
@@ -61,6 +61,9 @@ class GraphEditor:
         self._fake_mode: FakeTensorMode | None = None
         self._hazards: Hazards | None = None
         self._had_hazards = False
+        self._judged: Changes | None = None
+        self._not_taken_in: Changes | None = None
+        """Changes of the last transaction that the hazards have yet to learn of: most passes make only one."""
         self._snapshot = Snapshot(self.graph)
 
     def transaction(self, why: str) -> Transaction:
@@ -87,6 +90,9 @@ class GraphEditor:
         """Who touches which buffer; read from the graph when first needed, or after somebody else has edited it."""
         if self._hazards is None:
             self._hazards = Hazards.of(self.graph)
+        elif self._not_taken_in is not None:
+            _take_in(self._not_taken_in, self._hazards)
+        self._not_taken_in = None
         return self._hazards
 
     def view(self) -> GraphView:
@@ -101,6 +107,9 @@ class GraphEditor:
         """A transaction has been opened."""
         if not self._snapshot.is_current():
             self._hazards = None
+        if self._hazards is not None:
+            # What is not taken in yet is read from the graph as it is, which is about to change.
+            self.hazards()
         self._had_hazards = self._hazards is not None
 
     def judge(self, changes: Changes) -> Refusal | None:
@@ -108,9 +117,12 @@ class GraphEditor:
         refusal = refuse_order(changes)
         if refusal is None and (self._hazards is not None or (changes.erased and changes.made)):
             hazards = self.hazards()
-            hazards.begin()
-            _take_in(changes, hazards)
-            refusal = refuse_hazards(changes, hazards) or refuse_handover(changes, hazards)
+            if changes.moved or erased_reads(changes, hazards):
+                hazards.begin()
+                _take_in(changes, hazards)
+                refusal = refuse_hazards(changes, hazards) or refuse_handover(changes, hazards)
+            else:
+                self._judged = changes
         if refusal is None and self.check is not None:
             refusal = self.check(changes)
         return refusal
@@ -119,6 +131,7 @@ class GraphEditor:
         """The changes stand."""
         if self._hazards is not None:
             self._hazards.keep()
+        self._not_taken_in, self._judged = self._judged, None
         self._snapshot = Snapshot(self.graph)
         self.counts += EditCounts.of(edits)
         for edit in edits:
@@ -127,6 +140,7 @@ class GraphEditor:
 
     def taken_back(self) -> None:
         """The graph is as it was."""
+        self._judged = None
         if self._hazards is not None and self._had_hazards:
             self._hazards.take_back()
         else:

@@ -23,7 +23,7 @@ def required_order(changes: Changes, hazards: Hazards) -> list[tuple[Node, Node]
 
     A write that stood between two erased readers gives both orders, which no arrangement can meet.
     """
-    spans = _erased_reads(changes, hazards)
+    spans = erased_reads(changes, hazards)
     if not spans:
         return []
     new = set(changes.made)
@@ -48,7 +48,7 @@ def refuse_handover(changes: Changes, hazards: Hazards) -> Refusal | None:
     return None
 
 
-def _erased_reads(changes: Changes, hazards: Hazards) -> dict[Resource, tuple[Place, Place]]:
+def erased_reads(changes: Changes, hazards: Hazards) -> dict[Resource, tuple[Place, Place]]:
     """Where the first and the last erased reader of each buffer stood, for buffers that some old node writes."""
     spans: dict[Resource, tuple[Place, Place]] = {}
     written = hazards.written_by_others({*changes.erased, *changes.made})

@@ -88,6 +88,11 @@ def _scattered(mode: FakeTensorMode, value: Any, _: Any, ranks: Any, __: Any) ->
     return _new(mode, value, (value.shape[0] // ranks, *value.shape[1:])) if plain else None
 
 
+def _scaled(mode: FakeTensorMode, value: Any, by: Any) -> Any:
+    scales = type(by) in (int, float) and _canonical(value, mode) and value.is_floating_point()
+    return _new(mode, value, value.shape) if scales else None
+
+
 def _empty(mode: FakeTensorMode, shape: Any, *, dtype: Any, device: Any, pin_memory: Any = False) -> Any:
     plain = isinstance(device, torch.device) and not pin_memory and all(type(size) is int for size in shape)
     return fake_tensor(mode, torch.empty(shape, dtype=dtype, device="meta"), device) if plain else None
@@ -160,7 +165,11 @@ BY_SIZE: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         ATEN.clone.default: _clone,
         ATEN.copy_.default: _copied_into,
         ATEN.empty.memory_format: _empty,
+        ATEN.div.Scalar: _scaled,
+        ATEN.div.Tensor: _scaled,
         ATEN.flatten.using_ints: _flatten,
+        ATEN.mul.Scalar: _scaled,
+        ATEN.mul.Tensor: _scaled,
         ATEN.reshape.default: _reshape,
         ATEN.view.default: _reshape,
         ATEN._unsafe_view.default: _reshape,

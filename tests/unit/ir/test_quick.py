@@ -61,6 +61,9 @@ def test_what_gathers_in_place_consist_of(shape: tuple[int, ...]) -> None:
         agree(C10D.all_reduce.default, x, part, "sum", "0")
         agree(C10D.wait_tensor.default, x, part)
     agree(ATEN._unsafe_view.default, x, x, [x.numel()])
+    for scale in (ATEN.div.Tensor, ATEN.div.Scalar, ATEN.mul.Tensor, ATEN.mul.Scalar):
+        agree(scale, x, x, 8)
+        agree(scale, x, fake(shape, torch.bfloat16), 0.125)
     agree(ATEN.slice.Tensor, x, x, 0, 0, 1)
     agree(ATEN.copy_.default, x, x, fake(shape, torch.bfloat16))
     agree(ATEN.empty.memory_format, x, list(shape), dtype=torch.int64, device=torch.device("cpu"), pin_memory=False)
@@ -129,6 +132,8 @@ def test_other_devices() -> None:
         (ATEN.reshape.default, lambda: (fake((4,)), [GraphBuilder().symbol("s", 4)])),
         (ATEN.add.Tensor, lambda: (fake((4,)), 1)),
         (ATEN._foreach_div.Scalar, lambda: ([fake((4,), torch.int64)], 4)),
+        (ATEN.div.Tensor, lambda: (fake((4,), torch.int64), 4)),
+        (ATEN.mul.Tensor, lambda: (fake((4,)), fake((4,)))),
         (ATEN._foreach_mul.Scalar, lambda: ([fake((4,))], 4j)),
     ],
 )
