@@ -48,6 +48,10 @@ def _new(mode: FakeTensorMode, like: FakeTensor, shape: Sequence[int], dtype: to
     return fake_tensor(mode, torch.empty(shape, dtype=dtype or like.dtype, device="meta"), like.fake_device)
 
 
+def _counts(number: Any) -> bool:
+    return type(number) is int and number > 0
+
+
 def _on_one_device(mode: FakeTensorMode, values: Sequence[Any]) -> bool:
     return all(is_plain(value, mode) for value in values) and len({value.fake_device for value in values}) == 1
 
@@ -79,12 +83,12 @@ def _alike(mode: FakeTensorMode, value: Any, *_: Any) -> Any:
 
 
 def _gathered(mode: FakeTensorMode, value: Any, ranks: Any, _: Any) -> Any:
-    plain = is_plain(value, mode) and value.dim() and type(ranks) is int
+    plain = is_plain(value, mode) and value.dim() and _counts(ranks)
     return _new(mode, value, (value.shape[0] * ranks, *value.shape[1:])) if plain else None
 
 
 def _scattered(mode: FakeTensorMode, value: Any, _: Any, ranks: Any, __: Any) -> Any:
-    plain = is_plain(value, mode) and value.dim() and type(ranks) is int
+    plain = is_plain(value, mode) and value.dim() and _counts(ranks)
     return _new(mode, value, (value.shape[0] // ranks, *value.shape[1:])) if plain else None
 
 
@@ -104,7 +108,7 @@ def _clone(mode: FakeTensorMode, value: Any, *, memory_format: Any) -> Any:
 
 
 def _pack_rows(mode: FakeTensorMode, values: Any, rows: Any, dtype: torch.dtype | None = None) -> Any:
-    fits = type(rows) is int and _on_one_device(mode, values) and not any(value.numel() % rows for value in values)
+    fits = _counts(rows) and _on_one_device(mode, values) and not any(value.numel() % rows for value in values)
     if not fits:
         return None
     dtypes = [value.dtype for value in values]
