@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
 
+from counterpoint._torch import torch_version
 from counterpoint.report.history import clear_reports, reports
 
 E4M3 = torch.float8_e4m3fn
@@ -72,8 +73,11 @@ def job_layer(dim: int, by_row: bool, options: dict[str, Any]) -> tuple[list[str
     return kinds, ((ours - eager).abs().max() / eager.abs().max()).item()
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("by_row", [False, True])
+untraceable = pytest.mark.skipif(torch_version() < (2, 13), reason="dynamo traces torch's gather of dim 1 from 2.13 on")
+
+
+@pytest.mark.parametrize("dim", [0, pytest.param(1, marks=untraceable)])
+@pytest.mark.parametrize("by_row", [False, pytest.param(True, marks=pytest.mark.row_scales)])
 def test_scaled_products_are_pipelined_and_right(ranks: Any, dim: int, by_row: bool) -> None:
     options = {"codegen": "eager", "on_error": "raise", "verify": "full", "passes": ALWAYS}
     for kinds, worst in ranks(2).run(job_layer, dim, by_row, options):
