@@ -32,8 +32,8 @@ def everything(x: Tensor, w: Tensor) -> list[Tensor]:
     """All that has another form, of inputs that die, live on, are views, permuted, shared, empty or the caller's."""
     group, size = dist.group.WORLD.group_name, dist.get_world_size()
     live, shared = w @ x, (x @ w) @ w
-    # The library's gather took nothing but contiguous tensors before torch 2.13.
-    turned = x.t() if torch_version() >= (2, 13) else x.t().contiguous()
+    # The library's gather took nothing but contiguous tensors before torch 2.12.
+    turned = x.t() if torch_version() >= (2, 12) else x.t().contiguous()
     started = [
         C10D.all_reduce(x @ w, "sum", group),
         C10D.all_reduce(live, "max", group),
