@@ -46,6 +46,17 @@ def target_options(flags: Mapping[str, Any]) -> CompileOptions:
     return options if options.topology is not None else replace(options, topology=DEFAULT_TOPOLOGY)
 
 
+def compile_options(flags: Mapping[str, Any]) -> CompileOptions:
+    """The same, with the passes that a compile would run: a cluster that is only assumed here does not choose them."""
+    from dataclasses import replace
+
+    from counterpoint.options import effective
+    from counterpoint.passes.pipeline import Pipeline
+
+    asked = effective(given(dict(flags)), source="command line").options
+    return replace(target_options(flags), passes=Pipeline.of(asked).text)
+
+
 def write_file(path: Path, text: str) -> None:
     """Write a report, with its folder; an error of ours where that cannot be."""
     try:

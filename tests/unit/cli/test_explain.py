@@ -13,6 +13,7 @@ from counterpoint.capture.file import save_graph
 from counterpoint.capture.graph import CapturedGraph
 from counterpoint.cli import main
 from counterpoint.ir.build import GraphBuilder
+from counterpoint.passes.pipeline import DEFAULT_PIPELINE, INFORMED_PIPELINE
 from tests.support.timelines import PASSES, gradients
 
 
@@ -38,6 +39,11 @@ def test_verdicts_reasons_what_to_change_and_times(saved: Path) -> None:
     assert "lower bound" in result.stdout
     assert "\x1b" not in result.stdout
     assert result.stderr == ""
+
+
+def test_the_passes_are_those_of_a_compile_and_an_assumed_cluster_chooses_none(saved: Path) -> None:
+    assert f"passes: {DEFAULT_PIPELINE}\n" in run(saved).stdout
+    assert f"passes: {INFORMED_PIPELINE}\n" in run(saved, "--topology", "cpu-1g").stdout
 
 
 def test_the_node_in_the_way_is_told_with_the_users_line(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from counterpoint.cli.compile_flags import compile_flags
-from counterpoint.cli.targets import TARGET_HELP, target_flags, target_options, write_file
+from counterpoint.cli.targets import TARGET_HELP, compile_options, target_flags, write_file
 from counterpoint.cli.terminal import Progress, show
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def explain(
 
     # Read first: a condition that makes no sense should not cost a capture.
     condition = Condition.parse(fail_if) if fail_if is not None else None
-    options = target_options(flags)
+    options = compile_options(flags)
     explanation = _explained(target, world_size, parallel, options)
     if as_json:
         click.echo(json.dumps(explanation.to_data(), indent=2, allow_nan=False))
