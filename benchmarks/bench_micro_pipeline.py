@@ -1,6 +1,6 @@
 """Pipelined operators beside the plain sequence of collective and matmul: two CPU ranks on gloo, one thread each.
 
-    python benchmarks/bench_micro_pipeline.py [--quick] [--rate-mbit 1000]
+    python benchmarks/bench_micro_pipeline.py [--quick] [--rate-mbit 1000] [--operators all_gather_matmul ...]
 
 On one host: the plain sequence over loopback, pipelined over messages, pipelined in shared memory, at three sizes. Over
 a network: two namespaces joined by a pair of devices, limited to the rate, with matmuls about as long as the transfer;
@@ -88,7 +88,32 @@ def reduce(shape: Shape, way: Way) -> Callable[[], Any]:
     return lambda: OPS.matmul_all_reduce.default([left], [right], None, "sum", way.chunks, group)
 
 
-CASES = {"all_gather_matmul": gather, "matmul_reduce_scatter": scatter, "matmul_all_reduce": reduce}
+def received(shape: Shape, way: Way) -> Callable[[], Any]:
+    """An all-to-all and the product of what it brings."""
+    ranks, group = dist.get_world_size(), dist.group.WORLD.group_name
+    rows, other, parts = torch.randn(shape.m, shape.k), torch.randn(shape.k, shape.n), [shape.m // ranks] * ranks
+    if way.capability is None:
+        return lambda: torch.mm(WAIT(C10D.all_to_all_single.default(rows, parts, parts, group)), other)
+    f32 = [torch.float32]
+    return lambda: OPS.all_to_all_matmul.default(rows, [other], [None], f32, way.chunks, ranks, group, False)
+
+
+def sent(shape: Shape, way: Way) -> Callable[[], Any]:
+    """A product and the all-to-all of its rows."""
+    ranks, group = dist.get_world_size(), dist.group.WORLD.group_name
+    left, right, parts = torch.randn(shape.m, shape.k), torch.randn(shape.k, shape.n), [shape.m // ranks] * ranks
+    if way.capability is None:
+        return lambda: WAIT(C10D.all_to_all_single.default(torch.mm(left, right), parts, parts, group))
+    return lambda: OPS.matmul_all_to_all.default([left], [right], None, way.chunks, ranks, group)
+
+
+CASES = {
+    "all_gather_matmul": gather,
+    "matmul_reduce_scatter": scatter,
+    "matmul_all_reduce": reduce,
+    "all_to_all_matmul": received,
+    "matmul_all_to_all": sent,
+}
 
 
 def settle(way: Way) -> None:
@@ -215,6 +240,8 @@ def balanced(rate_mbit: int) -> dict[str, Shape]:
         "all_gather_matmul": Shape(4096, 1024, inner),
         "matmul_reduce_scatter": Shape(4096, inner, 1024),
         "matmul_all_reduce": Shape(4096, 2 * inner, 1024),
+        "all_to_all_matmul": Shape(4096, 1024, inner),
+        "matmul_all_to_all": Shape(4096, inner, 1024),
     }
 
 
@@ -236,22 +263,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the smallest size, few repeats")
     parser.add_argument("--rate-mbit", type=int, default=1000, help="of the network (default 1000)")
+    parser.add_argument("--operators", nargs="+", choices=list(CASES), default=list(CASES), help="only these")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.job:
         rank_main(json.loads(asked.job))
         return
-    repeats = 5 if asked.quick else 15
+    repeats = 5 if asked.quick else 9
     sizes = [Shape(512, 512, 512), Shape(1024, 1024, 1024), Shape(4096, 1024, 1024)][: 1 if asked.quick else 3]
     ways = [PLAIN, MESSAGES[0], MESSAGES[2], SHARED]
-    work = [(case, size, ways) for case in CASES for size in sizes]
+    work = [(case, size, ways) for case in asked.operators for size in sizes]
     loopback = [([], {"GLOO_SOCKET_IFNAME": "lo"})] * 2
     job = {"work": work, "repeats": repeats}
     table("one host, two ranks", launch(__file__, job, loopback, f"127.0.0.1:{free_port()}"))
     try:
         with network(asked.rate_mbit) as where:
-            work = [(case, shape, [PLAIN, *MESSAGES]) for case, shape in balanced(asked.rate_mbit).items()]
-            job = {"work": work, "repeats": 5 if asked.quick else 9}
+            shapes = balanced(asked.rate_mbit)
+            job = {"work": [(case, shapes[case], [PLAIN, *MESSAGES]) for case in asked.operators], "repeats": repeats}
             found = launch(__file__, job, where, "10.77.9.1:29577")
         table(f"two hosts, {asked.rate_mbit} Mbit/s, matmul about as long as the transfer", found)
     except (OSError, subprocess.CalledProcessError) as problem:
