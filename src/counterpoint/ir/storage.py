@@ -43,8 +43,22 @@ class Storage:
         """Link the node to all that it may share storage with. Returns (kept, absorbed) names of the classes joined."""
         if effects.is_plain_call(node):
             return []
-        joined = [self._union(node, other, undo) for other in self._shares_with(node, undo)]
+        others = self._shares_with(node, undo)
+        if len(others) == 1 and others[0] is not node and node not in self._parent and node not in self._members:
+            return self._attach(node, others[0], undo)
+        joined = [self._union(node, other, undo) for other in others]
         return [pair for pair in joined if pair is not None]
+
+    def _attach(self, node: Node, other: Node, undo: list[Undo] | None) -> list[tuple[Node, Node]]:
+        """The same for a node that is alone, as most views are when they are read."""
+        root = self.find(other)
+        self._parent[node] = root
+        kept = self._members.setdefault(root, [root])
+        kept.append(node)
+        if undo is not None:
+            length = len(kept) - 1
+            undo.append(lambda: self._part(node, kept, length))
+        return [(root, node)]
 
     def _union(self, a: Node, b: Node, undo: list[Undo] | None) -> tuple[Node, Node] | None:
         keep, drop = self.find(a), self.find(b)

@@ -30,17 +30,16 @@ class GraphView:
         self.nodes: tuple[Node, ...] = tuple(graph.nodes)
         """All nodes in order."""
         self._index = {node: index for index, node in enumerate(self.nodes)}
+        self._check_order()
         # Identity of the arguments shows later whether somebody has replaced them by hand.
         self._args = [node.args for node in self.nodes]
         self._kwargs = [node.kwargs for node in self.nodes]
         self._snapshot = Snapshot(graph)
         self.hazards = Hazards.of(graph) if hazards is None else hazards
         """Who touches which buffer."""
-        self._hazard_inputs = self.hazards.order_edges(self.nodes)
         self.starts: tuple[Node, ...] = tuple(node for node in self.nodes if ops.is_collective(node))
         """The nodes that start collectives, in order: the k-th is bit k of every set."""
         self._bit = {start: k for k, start in enumerate(self.starts)}
-        self._upto = self._sets()
 
     @staticmethod
     def of(graph: Graph | GraphModule) -> GraphView:
@@ -183,21 +182,31 @@ class GraphView:
 
     # -- building -----------------------------------------------------------------------------------------------------
 
-    def _sets(self) -> list[int]:
-        """For each node the starts up to it: those it depends on, and itself."""
-        upto: list[int] = []
-        position, hazards, bits = self._index, self._hazard_inputs, self._bit
+    def _check_order(self) -> None:
+        position = self._index
         for index, node in enumerate(self.nodes):
-            found = 0
-            for source in (*node.all_input_nodes, *hazards.get(node, ())):
-                before = position.get(source, index)
-                if before >= index:
+            for source in node.all_input_nodes:
+                if position.get(source, index) >= index:
                     raise GraphError(
                         f"the node uses {source.name}, which comes later or is not in the graph",
                         where=f"node {node.name}",
                         next_step="repair the order before asking for a view",
                     )
-                found = _joined(found, upto[before])
+
+    @cached_property
+    def _hazard_inputs(self) -> dict[Node, tuple[Node, ...]]:
+        return self.hazards.order_edges(self.nodes)
+
+    @cached_property
+    def _upto(self) -> list[int]:
+        """For each node the starts up to it: those it depends on, and itself. Read when somebody asks for more than
+        the order can tell."""
+        upto: list[int] = []
+        position, hazards, bits = self._index, self._hazard_inputs, self._bit
+        for node in self.nodes:
+            found = 0
+            for source in (*node.all_input_nodes, *hazards.get(node, ())):
+                found = _joined(found, upto[position[source]])
             own = bits.get(node)
             upto.append(found if own is None else found | 1 << own)
         return upto

@@ -40,10 +40,10 @@ class MicroPipelineTp(Pass):
 
     Fires when: the gather is along any dim (direct, split or slices and cat, a view, as bytes), the matmuls are mm,
     addmm or linear with a bias, bmm, or scaled ones, with the gathered tensor as left or right operand, seen through
-    reshapes and transposes. Reductions are sum or avg of products that nothing else uses. With when=pays also the
-    estimate must say that it is faster, and, with leave-hidden, that independent compute nearby does not hide the
-    collective anyway. A matmul between a gather and a reduce-scatter goes with one of them. An all-to-all of
-    equal parts goes with the matmuls of the rows that it brings, or else with the one that computes what it sends.
+    reshapes and transposes. Reductions are sum or avg of products that nothing else uses, turned ones too. With
+    when=pays also the estimate must say that it is faster, and, with leave-hidden, that independent compute nearby does
+    not hide the collective anyway. A matmul between a gather and a reduce-scatter goes with one of them. An all-to-all
+    of equal parts goes with the matmuls of the rows that it brings, or else with the one that computes what it sends.
 
     Before and after:
 

@@ -154,7 +154,7 @@ def source_of(view: Node) -> Node:
 def shape_of(node: Node) -> tuple[Size, ...]:
     """The sizes of a node's tensor."""
     shape = metadata.tensor_of(node).shape
-    return tuple(size if isinstance(size, int) else exact(size) for size in shape)
+    return tuple([size if isinstance(size, int) else exact(size) for size in shape])
 
 
 def _permuted(view: Node, dims: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import Node
 
@@ -19,6 +19,13 @@ from counterpoint.passes.micro_pipeline.exchanges import ExchangePlan
 from counterpoint.passes.micro_pipeline.rewrite import GatherPlan, Plan
 
 
+class _LinkTimes(NamedTuple):
+    communication_us: float
+    latency_us: float
+    launch_us: float
+    device_type: str
+
+
 @dataclass(frozen=True)
 class Estimates:
     """Times of the nodes of one graph."""
@@ -26,7 +33,8 @@ class Estimates:
     model: CostModel
     groups: GroupTable
     _known_us: dict[tuple[Any, ...], float] = field(default_factory=dict)
-    """Times of matmuls and collectives by what they do; the layers of a model repeat them."""
+    """Times of matmuls by what they compute; the layers of a model repeat them."""
+    _links: dict[tuple[Any, ...], _LinkTimes] = field(default_factory=dict)
 
     @staticmethod
     def of(context: PassContext) -> Estimates:
@@ -41,19 +49,24 @@ class Estimates:
             self._known_us[key] = self.model.node_us(node) or 0.0
         return self._known_us[key]
 
-    def communication_us(self, start: Node) -> float:
-        """The time of a collective."""
+    def _times(self, start: Node) -> _LinkTimes:
         spec = ops.spec_of(start.target)
         kind = spec.kind if spec is not None else Kind.ALL_REDUCE
         nbytes, ranks, device = _nbytes(start), self._ranks(start), _device(start)
         key = (kind, nbytes, ranks, device)
-        if key not in self._known_us:
-            self._known_us[key] = self.model.collective_us(kind, nbytes, ranks, device_type=device)
-        return self._known_us[key]
+        found = self._links.get(key)
+        if found is None:
+            found = self._links[key] = _LinkTimes(
+                communication_us=self.model.collective_us(kind, nbytes, ranks, device_type=device),
+                latency_us=self.model.link(ranks, device).latency_us,
+                launch_us=self.model.start_cost_us(device),
+                device_type=device,
+            )
+        return found
 
     def work(self, plan: Plan) -> Work:
         """What a plan would overlap."""
-        start, device = plan.starts[0], _device(plan.starts[0])
+        first, *others = map(self._times, plan.starts)
         if isinstance(plan, ExchangePlan):
             products, parts = list(plan.products), plan.ranks
         elif isinstance(plan, GatherPlan):
@@ -61,12 +74,12 @@ class Estimates:
         else:
             products, parts = list(plan.scatter.products), plan.scatter.ranks or 1
         return Work(
-            communication_us=sum(map(self.communication_us, plan.starts)),
-            latency_us=self.model.link(self._ranks(start), device).latency_us,
+            communication_us=first.communication_us + sum(other.communication_us for other in others),
+            latency_us=first.latency_us,
             compute_us=sum(self.compute_us(product.node) for product in products),
-            launch_us=self.model.start_cost_us(device),
+            launch_us=first.launch_us,
             pieces=parts,
-            device_type=device,
+            device_type=first.device_type,
             gathers=isinstance(plan, GatherPlan) or (isinstance(plan, ExchangePlan) and plan.behind),
         )
 
@@ -84,7 +97,7 @@ class Estimates:
 def _form(operand: Node) -> tuple[Any, ...]:
     tensor = metadata.tensor_of(operand)
     # Symbols that have no hash of their own are told apart by their text.
-    return str(tensor.dtype), *(size if isinstance(size, int) else str(size) for size in tensor.shape)
+    return tensor.dtype, *(size if isinstance(size, int) else str(size) for size in tensor.shape)
 
 
 def _device(start: Node) -> str:
