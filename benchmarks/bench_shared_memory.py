@@ -4,7 +4,8 @@ python benchmarks/bench_shared_memory.py [--quick] [--ranks 2 4] [--pin]
 
 `size` is that of the whole tensor: what an all-reduce gets, what a gather gives, what a reduce-scatter is given. `copy`
 is every rank copying a tensor of that size from one place in its own memory to another, all at once. A time is the
-median over calls of the slowest rank; gloo, ours and the copy take turns, call by call.
+median over calls of the slowest rank; gloo, ours and the copy take turns, call by call. All sizes are gone through
+several times, since a processor that is shared with others may be slow for seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ KB, MB = 1 << 10, 1 << 20
 SIZES = (1 * KB, 16 * KB, 64 * KB, 256 * KB, 1 * MB, 4 * MB, 16 * MB, 64 * MB)
 QUICK_SIZES = (1 * KB, 64 * KB, 1 * MB, 16 * MB)
 CROSSING_SIZES = tuple(4 * KB << exponent for exponent in range(0, 13, 2))
+ROUNDS = 3
 MOVED_PER_CASE = 512 * MB
 """So that large sizes are repeated less often."""
 
@@ -79,8 +81,8 @@ KINDS: Mapping[str, Callable[[Workspace, int], Calls]] = {
 }
 
 
-def medians(calls: Calls, repeats: int, workspace: Workspace) -> dict[str, float]:
-    """Microseconds of each call: the slowest rank's, the median over repeats, the first of them left out."""
+def slowest(calls: Calls, repeats: int, workspace: Workspace) -> dict[str, list[float]]:
+    """Microseconds of each call: the slowest rank's, repeat by repeat, the first of them left out."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     token = torch.ones(1)
     for _ in range(repeats + 1):
@@ -91,8 +93,8 @@ def medians(calls: Calls, repeats: int, workspace: Workspace) -> dict[str, float
             call()
             times[name].append(time.perf_counter() - began)
     line = torch.tensor([values[1:] for values in times.values()])
-    slowest = workspace.all_reduce(line, "max").tolist()
-    return {name: statistics.median(values) * 1e6 for name, values in zip(times, slowest, strict=True)}
+    found = (workspace.all_reduce(line, "max") * 1e6).tolist()
+    return dict(zip(times, found, strict=True))
 
 
 def rank_main(rank: int, world: int, store: str, sizes: tuple[int, ...], most: int, pin: bool) -> None:
@@ -103,11 +105,16 @@ def rank_main(rank: int, world: int, store: str, sizes: tuple[int, ...], most: i
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     workspace = workspace_of()
 
-    def measured(kind: str, size: int) -> dict[str, float]:
-        return medians(KINDS[kind](workspace, size), min(most, max(5, MOVED_PER_CASE // size)), workspace)
+    def measured(cases: Iterable[tuple[str, int]]) -> dict[tuple[str, int], dict[str, float]]:
+        times: dict[tuple[str, int], dict[str, list[float]]] = {}
+        for kind, size in [*cases] * ROUNDS:
+            repeats = min(most, max(3, MOVED_PER_CASE // size // ROUNDS))
+            for name, values in slowest(KINDS[kind](workspace, size), repeats, workspace).items():
+                times.setdefault((kind, size), {}).setdefault(name, []).extend(values)
+        return {case: {name: statistics.median(us) for name, us in ways.items()} for case, ways in times.items()}
 
-    found = {(kind, size): measured(kind, size) for kind in KINDS for size in sizes}
-    crossing = {size: measured("all_reduce", size) for size in CROSSING_SIZES}
+    found = measured((kind, size) for kind in KINDS for size in sizes)
+    crossing = {size: us for (_, size), us in measured(("all_reduce", size) for size in CROSSING_SIZES).items()}
     if rank == 0:
         report(world, workspace.host, found, crossing)
     dist.destroy_process_group()
@@ -172,7 +179,7 @@ def main() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for world in asked.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            sizes, most = (QUICK_SIZES, 21) if asked.quick else (SIZES, 201)
+            sizes, most = (QUICK_SIZES, 9) if asked.quick else (SIZES, 67)
             arguments = (world, os.path.join(folder, "store"), sizes, most, asked.pin)
             mp.spawn(rank_main, arguments, world)
 
