@@ -205,6 +205,26 @@ def test_ranks_with_uneven_sizes_keep_one_order(ranks: RanksByWorldSize) -> None
     assert ranks(2).run(job_uneven, "lower-collectives", reset_compiler=True) == [[], []]
 
 
+def name_arguments(graph: torch.fx.Graph) -> None:
+    """A pass that writes calls of ours with keywords, as any pass may."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.counterpoint.shm_all_reduce.default):
+        node.args, node.kwargs = node.args[:1], dict(zip(("reduce_op", "group_name"), node.args[1:], strict=True))
+
+
+def job_by_keyword() -> bool:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        return torch.ops.counterpoint.shm_all_reduce(x @ w, "sum", dist.group.WORLD.group_name) + 1
+
+    x, w = (torch.full((ROWS, ROWS), dist.get_rank() + 1.0) for _ in range(2))
+    options = {"passes": "", "on_error": "raise", "post_grad_custom_post_pass": name_arguments}
+    return torch.equal(torch.compile(program, backend="counterpoint", options=options)(x, w), program(x, w))
+
+
+@pytest.mark.cxx
+def test_our_operators_may_be_called_by_keyword(ranks: RanksByWorldSize) -> None:
+    assert ranks(2).run(job_by_keyword, reset_compiler=True) == [True, True]
+
+
 def job_assemble(topic: str, patience_s: float | None) -> bool | None:
     if patience_s is None:
         return None

@@ -119,6 +119,12 @@ def test_point_to_point_operations_are_generated(dims: tuple[int, int]) -> None:
     assert code.count("wait_tensor.default") == 2
 
 
+def test_arguments_behind_a_missing_one_go_by_keyword() -> None:
+    spec = ops.TABLE["_c10d_functional::wait_tensor"]
+    call = forms.Call.of(spec, torch.ops.aten.clamp.default, (1,), {"max": 3})
+    assert call.arguments() == ((1,), {"max": 3})
+
+
 def test_every_operator_of_the_library_has_a_lowering() -> None:
     rows = [row for row in ops.TABLE.values() if row.name.startswith("_c10d_functional::")]
     here = {operator.name().split(".")[0] for operator in table.comm_lowerings()}

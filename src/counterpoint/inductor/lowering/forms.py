@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,13 +45,18 @@ class Call:
         return Call(spec, overload, dict(zip(names, args, strict=False)) | dict(kwargs))
 
     def arguments(self, **changed: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments for the operator, some replaced."""
+        """Arguments for the operator, some replaced: by keyword from the first that is missing on."""
         values = {**self.values, **changed}
-        formal_args = formals(self.overload)
-        named = {formal.name: values[formal.name] for formal in formal_args if formal.name in values}
-        keyword_only = {formal.name for formal in formal_args if formal.kwarg_only}
-        positional = tuple(value for name, value in named.items() if name not in keyword_only)
-        return positional, {name: value for name, value in named.items() if name in keyword_only}
+        positional: list[Any] = []
+        keyword: dict[str, Any] = {}
+        in_row = True
+        for formal in formals(self.overload):
+            in_row = in_row and formal.name in values and not formal.kwarg_only
+            if in_row:
+                positional.append(values[formal.name])
+            elif formal.name in values:
+                keyword[formal.name] = values[formal.name]
+        return tuple(positional), keyword
 
     def tensors(self, names: Iterable[str]) -> tuple[Any, ...]:
         """The tensors of these arguments, lists flattened."""
@@ -112,8 +118,12 @@ def lower_without_result(call: Call) -> Any:
 def lower_as_called(call: Call) -> Any:
     """An operator that reads its inputs where they lie and makes a result, as inductor takes any operator to do."""
     args, kwargs = call.arguments()
-    # Strides of results follow from those of inputs, which therefore stay as they were traced.
-    args, kwargs = lowering.constrain_to_fx_strides(V.graph.current_node, *args, **kwargs)
+    # Strides of results follow from those of inputs, which therefore stay as they were traced. Torch pairs arguments by
+    # place and keyword, so the traced ones are written the same way.
+    node = V.graph.current_node
+    traced_args, traced_kwargs = Call.of(call.spec, call.overload, node.args, node.kwargs).arguments()
+    traced = SimpleNamespace(args=traced_args, kwargs=traced_kwargs)
+    args, kwargs = lowering.constrain_to_fx_strides(traced, *args, **kwargs)
     return lowering.fallback_handler(call.overload, add_to_fallback_set=False)(*args, **kwargs)
 
 
